@@ -1,0 +1,203 @@
+"""Configs: composed by Hydra, checked against the constructors they name, and turned into objects.
+
+The YAML files in `conf/` hold each knob's default, unit and source; the constructor behind `_target_` holds its type.
+`build` brings the two together, so that a wrong name or type is one line that says which knob.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import setup_globals
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from workloads.errors import UserError
+
+
+def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]) -> int:
+    """Composes `conf/<name>.yaml` with the overrides in `argv` and runs `task` on the result, once or as a sweep.
+
+    Raises:
+        UserError: a group, option or value that does not exist or has the wrong type.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of being printed with advice about Hydra
+    program, sys.argv = sys.argv, [f"kvtwin {name}", *argv]
+    GlobalHydra.instance().clear()
+    setup_globals()
+    try:
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
+    except SystemExit as exit_:  # Hydra's own --help and --version, and the end of a sweep with failed points
+        return exit_.code if isinstance(exit_.code, int) else 0
+    except MissingConfigException as error:
+        raise UserError(_missing_config(error)) from None
+    except ConfigCompositionException as error:
+        raise UserError(_composition(error, name, argv)) from None
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key} is not set; give it as {error.full_key}=VALUE.") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"option not understood: {_one_line(error)}") from None
+    finally:
+        sys.argv = program
+    return 0
+
+
+def build(node: DictConfig | None, name: str, **supplied: Any) -> Any:
+    """Calls the constructor that `node._target_` names with the options of `node`, checked against its annotations.
+
+    Args:
+        node: options, with `_target_` the dotted name of a class or function; sub-nodes with a `_target_` are built too.
+        name: where the node stands in the config, for messages.
+        supplied: what the run knows and the user need not say (seed, model limit …); fills parameters that the node
+            leaves out or null. What the constructor does not ask for is left aside.
+
+    Raises:
+        UserError: unknown, missing or wrongly typed option; the message names it.
+    """
+    if node is None or "_target_" not in node:
+        raise UserError(f"{name} has no _target_; choose one of the bundled options or name a class.")
+    try:
+        target = hydra.utils.get_object(node["_target_"])
+    except Exception as error:
+        raise UserError(f"{name}._target_={node['_target_']} cannot be imported: {_one_line(error)}") from None
+    parameters = inspect.signature(target).parameters
+    annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    arguments: dict[str, Any] = {}
+    for key in map(str, node):
+        if key == "_target_":
+            continue
+        if key not in parameters:
+            raise UserError(f"{name}.{key} is not an option of {target.__name__}; {_nearest(key, parameters)}")
+        if OmegaConf.is_missing(node, key):
+            raise UserError(f"{name}.{key} is not set; give it as {name}.{key}=VALUE.")
+        arguments[key] = _typed(node[key], annotations.get(key, Any), f"{name}.{key}")
+    for key, value in supplied.items():
+        if key in parameters and arguments.get(key) is None:
+            arguments[key] = value
+    for key, parameter in parameters.items():
+        if key not in arguments and parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            raise UserError(f"{name}.{key} is not set; give it as +{name}.{key}=VALUE.")
+    return target(**arguments)
+
+
+def resolved(config: DictConfig) -> str:
+    """The config as YAML with every interpolation replaced by its value."""
+    return OmegaConf.to_yaml(config, resolve=True)
+
+
+def _typed(value: Any, annotation: Any, name: str) -> Any:
+    """`value` as `annotation` wants it; whole floats such as 1e6 pass for integers."""
+    if isinstance(value, DictConfig) and "_target_" in value:
+        return build(value, name)
+    if isinstance(value, (DictConfig, ListConfig)):
+        value = OmegaConf.to_container(value, resolve=True)
+    origin, choices = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any or inspect.isabstract(annotation):
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for choice in choices:
+            try:
+                return _typed(value, choice, name)
+            except UserError:
+                continue
+    elif annotation is types.NoneType or annotation is None:
+        if value is None:
+            return None
+    elif origin is typing.Literal:
+        if value in choices:
+            return value
+        raise UserError(f"{name} is {value!r}; expected {_either(map(str, choices))}.")
+    elif origin in (list, tuple):
+        if isinstance(value, list):
+            return origin(_typed(item, choices[0], f"{name}[{i}]") for i, item in enumerate(value))
+    elif annotation is bool:
+        if isinstance(value, bool):
+            return value
+    elif annotation is int:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
+            return int(value)
+    elif annotation is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif annotation in (str, Path):
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return annotation(str(value))
+    elif inspect.isclass(annotation) and isinstance(value, annotation):
+        return value
+    raise UserError(f"{name} is {value!r}; expected {_kind(annotation)}.")
+
+
+def _kind(annotation: Any) -> str:
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return _either(_kind(choice) for choice in typing.get_args(annotation))
+    if annotation is types.NoneType:
+        return "null"
+    return kinds.get(annotation, f"a {getattr(annotation, '__name__', annotation)}")
+
+
+def _either(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _nearest(word: str, options: Iterable[str]) -> str:
+    options = sorted(options)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"the options are {', '.join(options)}."
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
+    if error.options and group:
+        return f"there is no {group} named {choice}; {_nearest(choice, error.options)}"
+    return _one_line(error)
+
+
+def _composition(error: ConfigCompositionException, name: str, argv: list[str]) -> str:
+    """Names the option, and the nearest one that exists where it is a matter of spelling."""
+    text = _one_line(error)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        key = match[1].lstrip("+~")
+        return f"there is no option {key}; {_nearest(key, _known_options(name, argv, key))}"
+    if match := re.search(r"No match in the defaults list", text):
+        key = re.search(r"override '([^']+)'", text)
+        return f"there is no group {key[1] if key else ''}; {text}"
+    return f"option not understood: {text}"
+
+
+def _known_options(name: str, argv: list[str], bad: str) -> list[str]:
+    """Every dotted option of the config as it is without the override that failed."""
+    rest = [word for word in argv if "=" in word and bad not in word.partition("=")[0] and "," not in word]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_module("conf", version_base="1.3"):
+        try:
+            config = hydra.compose(name, overrides=rest)
+        except (HydraException, OmegaConfBaseException):
+            config = hydra.compose(name)
+    return list(_dotted(OmegaConf.to_container(config, resolve=False), ""))
+
+
+def _dotted(node: Any, prefix: str) -> Iterable[str]:
+    for key, value in node.items():
+        if key == "_target_":
+            continue
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+
+
+def _one_line(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

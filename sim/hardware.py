@@ -1,0 +1,124 @@
+"""What a model runs on: one GPU's published figures, and how many such GPUs the model is spread over.
+
+Nothing is computed here. What fits is `kv_layout.py`'s business, how long it takes `timing/`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from workloads.errors import UserError
+
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU.
+
+    Args:
+        name: as in messages and tables.
+        memory_bytes: total memory as the driver reports it to a program (CUDA's `total_memory`), which is what
+            `gpu_memory_utilization` is a share of; the nominal capacity only where the file says so.
+        flops_per_second: peak of dense 16-bit matrix products with 32-bit accumulation, without sparsity.
+        bandwidth: peak of the device memory, bytes per second.
+        interconnect_bandwidth: peak from one GPU to the others in *one* direction, bytes per second; vendors print
+            the sum of both directions.
+
+    Raises:
+        UserError: a figure that is not positive.
+    """
+
+    name: str
+    memory_bytes: int
+    flops_per_second: float
+    bandwidth: float
+    interconnect_bandwidth: float
+
+    def __post_init__(self) -> None:
+        for key in ("memory_bytes", "flops_per_second", "bandwidth", "interconnect_bandwidth"):
+            if getattr(self, key) <= 0:
+                raise UserError(f"hardware {self.name}: {key} is {getattr(self, key)}; expected a number above 0.")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How a model is spread over GPUs and what it may take of each; the names are vLLM's engine arguments.
+
+    Args:
+        tensor_parallel: GPUs that share every layer.
+        pipeline_parallel: stages of consecutive layers.
+        gpu_memory_utilization: share of a GPU's *total* memory for weights, KV and everything else.
+        kv_cache_memory_bytes: bytes of KV on each GPU, taken literally; None leaves it to `gpu_memory_utilization`.
+        non_kv_memory_bytes: bytes on each GPU that hold neither weights nor KV; None is `kv_layout.non_kv_bytes`.
+        kv_cache_dtype: one of `KV_DTYPES`; `auto` is the model's own.
+        max_model_len: longest sequence, prompt and output together, in tokens; None is the model's own limit.
+
+    Raises:
+        UserError: a value out of range; the message names the option.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    non_kv_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        lowest = {
+            "tensor_parallel": 1,
+            "pipeline_parallel": 1,
+            "kv_cache_memory_bytes": 1,
+            "non_kv_memory_bytes": 0,
+            "max_model_len": 1,
+        }
+        for key, least in lowest.items():
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise UserError(f"{key} is {value}; expected a whole number of at least {least}.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UserError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; expected a share above 0 and at most 1."
+            )
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise UserError(f"kv_cache_dtype is {self.kv_cache_dtype}; expected one of {', '.join(KV_DTYPES)}.")
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+def deployment_from(options: Mapping[str, Any]) -> Deployment:
+    """The deployment that the options of the same names describe; other options are left aside.
+
+    Args:
+        options: a composed config: the options of `conf/deployment.yaml` stand at its top level.
+
+    Raises:
+        UserError: a missing option, a wrong type or a value out of range.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(Deployment):
+        if field.name not in options:
+            raise UserError(f"{field.name} is not set; give it as +{field.name}=VALUE.")
+        values[field.name] = _typed(field.name, options[field.name], str(field.type))
+    return Deployment(**values)
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    """`value` as the annotation `kind` wants it; a whole float such as 435e9 passes for an integer."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None and "None" in kind:
+        return None
+    if kind.startswith("int") and number and value == value // 1:
+        return int(value)
+    if kind == "float" and number:
+        return float(value)
+    if kind == "str" and isinstance(value, str):
+        return value
+    wanted = {"int": "a whole number", "int | None": "a whole number or null", "float": "a number", "str": "text"}[kind]
+    raise UserError(f"{name} is {value!r}; expected {wanted}.")

@@ -1,0 +1,1 @@
+"""How a contiguous policy finds a run of units in its pool, one file an algorithm."""

@@ -1,0 +1,131 @@
+"""Contiguous KV memory: one region for each request, set aside at admission and kept to its end.
+
+This is the memory of systems before paging, and the Orca baselines of Kwon et al., SOSP 2023, §6.1. How much is set
+aside is the reservation's rule (`reservation.py`), where it lies the allocator's (`allocators/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from sim.memory.allocators.interface import Allocator
+from sim.memory.interface import Occupancy
+from sim.memory.reservation import Reservation
+from sim.sequence import Sequence
+from workloads.errors import UserError
+
+
+class ContiguousMemory:
+    """A pool in which each sequence holds one region that never grows.
+
+    Args:
+        num_blocks: blocks in the pool.
+        max_model_len: most tokens of one request.
+        reservation: tokens to set aside for a request.
+        allocator: class of the allocator; called with the number of blocks.
+        block_size: slots in a block: regions begin and end at multiples of it.
+        charge_rounding_to: which waste the allocator's rounding (a buddy's power of two) counts as. Kwon et al., Fig. 2,
+            only adds up with `external`: Orca (Oracle) shows no internal fragmentation there.
+
+    Raises:
+        UserError: a size below 1.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        reservation: Reservation,
+        allocator: Callable[[int], Allocator],
+        block_size: int = 1,
+        charge_rounding_to: Literal["internal", "external"] = "external",
+    ) -> None:
+        for name, value in (("block_size", block_size), ("num_blocks", num_blocks)):
+            if value < 1:
+                raise UserError(f"memory.{name} is {value}; expected a whole number of at least 1.")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._max_model_len = max_model_len
+        self._reservation = reservation
+        self._allocator = allocator(num_blocks)
+        self._largest_possible = self._allocator.largest_free
+        self._charge_rounding_to_external = charge_rounding_to == "external"
+        self._computed = 0  # tokens stored, summed over the live sequences
+        self._to_fill = 0  # slots they will have filled at their end, summed
+        self._rounding = 0  # slots their regions hold beyond their reservations, summed
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in the pool."""
+        return self.num_blocks * self.block_size
+
+    def never_fits(self, sequence: Sequence) -> str | None:
+        """Says so if its region is larger than any in an empty pool."""
+        need = self._blocks_for(sequence)
+        if self._allocator.rounded(need) <= self._largest_possible:
+            return None
+        return (
+            f"needs a region of {self._allocator.rounded(need) * self.block_size} slots, "
+            f"the largest of the empty pool is {self._largest_possible * self.block_size}"
+        )
+
+    def table_entries(self, sequence: Sequence) -> int:
+        """A contiguous region is addressed by its start alone."""
+        return 0
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Regions are not shared."""
+        return []
+
+    def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
+        """Takes the whole region, whatever the first chunk needs."""
+        blocks = self._allocator.allocate(self._blocks_for(sequence))
+        if blocks is None:
+            return False
+        sequence.blocks = blocks
+        self._computed += num_tokens
+        self._to_fill += sequence.final - 1
+        self._rounding += self._rounding_of(sequence)
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Always: the room was set aside at admission."""
+        self._computed += num_tokens - sequence.computed
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the region."""
+        self._computed -= sequence.computed
+        self._to_fill -= sequence.final - 1
+        self._rounding -= self._rounding_of(sequence)
+        self._allocator.free(sequence.blocks)
+        sequence.blocks = []
+
+    def occupancy(self, head: Sequence | None) -> Occupancy:
+        """Free slots are external if the head's reservation is no more than they are, and yet no region can hold it."""
+        size = self.block_size
+        free = self._allocator.num_free * size
+        held = self.num_slots - free
+        largest = self._allocator.largest_free * size
+        external = 0
+        if head is not None:
+            need = self._blocks_for(head)
+            if need * size <= free and self._allocator.rounded(need) * size > largest:
+                external = free
+        rounding = self._rounding if self._charge_rounding_to_external else 0
+        return Occupancy(
+            used=self._computed,
+            reserved=self._to_fill - self._computed,
+            internal=held - self._to_fill - rounding,
+            cached=0,
+            external=external + rounding,
+            idle=free - external,
+            largest_free_run=largest,
+        )
+
+    def _blocks_for(self, sequence: Sequence) -> int:
+        return -(-self._reservation.tokens(sequence, self._max_model_len) // self.block_size)
+
+    def _rounding_of(self, sequence: Sequence) -> int:
+        return (len(sequence.blocks) - self._blocks_for(sequence)) * self.block_size

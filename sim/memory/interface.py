@@ -1,0 +1,82 @@
+"""What a scheduler may ask of a memory policy, and how every slot of the pool is named.
+
+A policy decides who holds which slots. It knows nothing of queues, budgets or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sim.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The pool at one moment, in slots. The six names add up to the pool (DESIGN: waste).
+
+    Args:
+        used: hold a token of a live sequence, or get it in the step being run; a shared slot counts once.
+        reserved: held by a live sequence that will fill them before it ends.
+        internal: held by a live sequence that will never fill them.
+        cached: belong to no live sequence but hold a reusable prefix.
+        external: free, and together enough for the waiting head, but no usable run or region is.
+        idle: free otherwise.
+        largest_free_run: most slots that one allocation could get now; reported beside the total.
+    """
+
+    used: int
+    reserved: int
+    internal: int
+    cached: int
+    external: int
+    idle: int
+    largest_free_run: int
+
+
+class KVMemory(Protocol):
+    """Who holds which slots. Sequences are told apart by identity; `blocks` of a sequence is written only here."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that can ever be handed out; what an `Occupancy` adds up to."""
+
+    @property
+    def block_size(self) -> int:
+        """Slots in a block."""
+
+    def never_fits(self, sequence: Sequence) -> str | None:
+        """Why this sequence could not finish even with the pool to itself, or None. Changes nothing."""
+
+    def table_entries(self, sequence: Sequence) -> int:
+        """Block-table entries that a kernel looks up to read the sequence's KV; 0 if addresses are computed."""
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold the sequence's first tokens (a prefix-cache hit), in order. Changes nothing."""
+
+    def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
+        """Gives a waiting sequence its hit blocks and room for its first `num_tokens` tokens, those in the hit included.
+
+        Args:
+            sequence: holds nothing yet.
+            hit: what `lookup` has just returned.
+            num_tokens: tokens that will be in the pool after the step.
+            room_for: tokens that the pool must have room for now, though only `num_tokens` of them are taken.
+            others_run: whether another sequence is running; a watermark counts only then.
+
+        Returns:
+            False if there is no room; then nothing has changed.
+        """
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none; nothing has changed then."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes back all that the sequence holds; its block table is empty afterwards."""
+
+    def occupancy(self, head: Sequence | None) -> Occupancy:
+        """Names every slot.
+
+        Args:
+            head: the sequence at the front of the waiting queue, or None: free slots are *external* only with respect to it.
+        """

@@ -1,0 +1,40 @@
+"""How many tokens a contiguous policy sets aside for a request at admission: the Orca variants of Kwon et al., SOSP 2023, §6.1."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sim.sequence import Sequence
+
+
+class Reservation(Protocol):
+    """Tokens, prompt and output together, to set aside for a request."""
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        """At least what the sequence will store, at most the model limit (one more for a prompt at the limit)."""
+
+
+class MaxReservation:
+    """The model limit, whatever the request: Orca (Max)."""
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        return max(max_model_len, sequence.final)
+
+
+class Pow2Reservation:
+    """The prompt and the output rounded up to a power of two, so at most twice the true output: Orca (Pow2).
+
+    The paper's example: an output of 25 reserves 32.
+    """
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        prompt = sequence.request.prompt_tokens
+        output = sequence.final - prompt
+        return max(min(prompt + (1 << (output - 1).bit_length()), max_model_len), sequence.final)
+
+
+class OracleReservation:
+    """The prompt and exactly the output that will occur: Orca (Oracle). The last token is reserved for, though never stored."""
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        return sequence.final

@@ -1,0 +1,1 @@
+"""Figures of runs and sweeps, drawn from the result tables alone."""

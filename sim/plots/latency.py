@@ -1,0 +1,96 @@
+"""The latency figure of a run: the share of requests that were served within a given time.
+
+The three latencies are those of `vllm bench serve`: TTFT from arrival to the first token, TPOT the mean time of each
+token after the first (so only for requests of two or more), E2E from arrival to the last token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
+
+from sim.plots.bins import Floats
+from sim.plots.style import BLUE, GREY, new_figure, write_footnote, write_title
+
+COLUMNS = ("arrival_s", "status", "first_token_s", "finish_s", "generated_tokens")
+MOST_CORNERS = 2000  # of a curve; more cannot be told apart
+MARKED = (0.50, 0.90, 0.99)
+
+
+def latency_figure(requests: pd.DataFrame, setting: str) -> Figure:
+    """Draws the finished ones of `requests` (at least one)."""
+    finished = requests[requests["status"] == "finished"]
+    figure = new_figure(10, 3.7)
+    axes = figure.subplots(1, 3, sharey=True)
+    for ax, (name, values) in zip(axes, latencies(finished).items(), strict=True):
+        _draw_distribution(ax, values)
+        ax.set_title(name, loc="left")
+    axes[0].set_ylim(0, 1)
+    axes[0].yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes[0].set_ylabel("share of requests served within")
+    write_title(figure, "How long do requests take?", setting)
+    others = requests.loc[requests["status"] != "finished", "status"].value_counts().sort_index()
+    counts = " and ".join(f"{count:,} {status}" for status, count in others.items() if count)
+    write_footnote(figure, [f"{len(finished):,} finished requests.", f"Left out: {counts}." if counts else ""])
+    return figure
+
+
+def latencies(finished: pd.DataFrame) -> dict[str, Floats]:
+    """TTFT, TPOT and E2E latency in seconds, one value a request that has one, by title."""
+    arrival, first, finish = (finished[key].to_numpy(np.float64) for key in ("arrival_s", "first_token_s", "finish_s"))
+    further = finished["generated_tokens"].to_numpy(np.int64) - 1
+    several = further > 0
+    return {
+        "TTFT: to the first token": first - arrival,
+        "TPOT: for each further token": (finish - first)[several] / further[several],
+        "E2E: to the last token": finish - arrival,
+    }
+
+
+def cumulative(values: Floats, most: int) -> tuple[Floats, Floats]:
+    """At most `most` corners of the distribution function: values, and the share of all values up to each.
+
+    Every corner is a corner of the whole function, its first and its last among them; nothing is interpolated.
+    """
+    ordered = np.sort(values)
+    ranks = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64))
+    return ordered[ranks], (ranks + 1) / len(ordered)
+
+
+def _draw_distribution(ax: Axes, values: Floats) -> None:
+    if not len(values):
+        ax.text(0.5, 0.5, "no request has any", ha="center", transform=ax.transAxes)
+        ax.set_xticks([])
+        return
+    scale, unit = (1e3, "ms") if np.median(values) < 0.5 else (1.0, "s")
+    times, shares = cumulative(values * scale, MOST_CORNERS)
+    ax.step(times, shares, where="post", color=BLUE)
+    for share in MARKED:
+        mark = float(
+            np.quantile(times, share, method="inverted_cdf")
+            if len(times) == len(values)
+            else np.quantile(values * scale, share, method="inverted_cdf")
+        )
+        ax.plot([mark], [share], "o", color=BLUE, markersize=4)
+        ax.annotate(
+            f"p{100 * share:.0f}: {mark:.3g} {unit}",
+            (mark, share),
+            (-5, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7.5,
+            color="#333333",
+        )
+    if times[0] > 0 and times[-1] > 10 * times[0]:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel(f"time ({unit}, log scale)")
+    else:
+        ax.set_xlim(left=0)
+        ax.set_xlabel(f"time ({unit})")
+    ax.axhline(1, color=GREY, linewidth=0.5)

@@ -1,0 +1,161 @@
+"""Line figures of a sweep: results against one swept axis, one line a policy.
+
+Where several points share policy and axis value, the line is their median and a band shows the lowest and the highest:
+noise is never hidden by a mean. Keys of few values split the figure into rows of panels instead (`points.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from sim.plots.points import AXIS_LABELS, Points, parts, split_keys
+from sim.plots.style import GREY, PolicyLook, new_figure, policy_looks, write_footnote, write_title
+
+MOST_ROWS = 6  # of panels; more would not fit a page
+WIDE_AXIS = 20.0  # ratio of largest to smallest rate from which a linear axis would crowd the small ones
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel shows.
+
+    Args:
+        column: the sweep table's column.
+        label: the axis label, with unit.
+        if_wide: the scale when the values span more than a decade; otherwise linear from zero.
+    """
+
+    column: str
+    label: str
+    if_wide: Literal["linear", "log"] = "linear"
+
+
+REQUESTS = Panel("request_throughput", "throughput (req/s)")
+OUTPUT_TOKENS = Panel("output_throughput", "throughput (output token/s)")
+LATENCY = Panel("mean_normalized_latency_ms", "mean normalized latency (ms per output token)", if_wide="log")
+RUNNING = Panel("mean_running", "mean running requests, whole run")
+RUNNING_SATURATED = Panel("mean_running_saturated", "mean running requests, while requests wait")
+COLUMNS = tuple(panel.column for panel in (REQUESTS, OUTPUT_TOKENS, LATENCY, RUNNING))
+
+
+def block_size_figure(points: Points) -> Figure:
+    """Throughput and batch against block size; a policy without blocks is a level line."""
+    panels = [REQUESTS, OUTPUT_TOKENS, RUNNING]
+    if RUNNING_SATURATED.column in points.rows and points.rows[RUNNING_SATURATED.column].notna().any():
+        panels.append(RUNNING_SATURATED)
+    question = "What does the block size cost in throughput and in requests held?"
+    return _draw(points, "block_size", panels, question)
+
+
+def request_rate_figure(points: Points) -> Figure:
+    """Normalized latency and throughput against the request rate, as Kwon et al., SOSP 2023, Fig. 12."""
+    question = "What request rate does each policy sustain, and at what latency?"
+    return _draw(points, "request_rate", [LATENCY, REQUESTS, OUTPUT_TOKENS], question)
+
+
+def _draw(points: Points, axis: str, panels: Sequence[Panel], question: str) -> Figure:
+    split = split_keys(points, axis, MOST_ROWS)
+    rows_of_panels = parts(points.rows, split.by)
+    looks = policy_looks(points.policies)
+    figure = new_figure(3.1 * len(panels) + 2.6, 2.7 * len(rows_of_panels) + 1.1)
+    grid = figure.subplots(len(rows_of_panels), len(panels), sharex=True, sharey="col", squeeze=False)
+    handles: list[Artist] = [_sample(policy, look) for policy, look in looks.items()]
+    has_bands = level = False
+    for axes, (name, rows) in zip(grid, rows_of_panels, strict=True):
+        axes[0].set_title(name, loc="left")
+        for ax, panel in zip(axes, panels, strict=True):
+            for policy, look in looks.items():
+                series = _along(rows[rows["engine"] == policy], axis, panel.column, points.rows[axis])
+                level |= bool(rows.loc[rows["engine"] == policy, axis].isna().any()) and axis == "block_size"
+                has_bands |= _draw_series(ax, series, look)
+            ax.set_ylabel(panel.label)
+    for ax, panel in zip(grid[0], panels, strict=True):  # the scales are shared down each column
+        _scale_y(ax, panel, points.rows)
+    for ax in grid[-1]:
+        (_scale_block_size if axis == "block_size" else _scale_rate)(ax, points.rows[axis])
+    if axis == "request_rate":
+        handles.append(_draw_offered(list(grid[:, panels.index(REQUESTS)]), points.rows[axis]))
+    figure.legend(handles=handles, loc="outside right center", handlelength=3.4)
+    write_title(figure, question, points.setting)
+    pooled = f"Line: median, band: lowest to highest, over points that differ in {', '.join(split.pooled)}."
+    without = "A policy without blocks is drawn level."
+    write_footnote(figure, [pooled if has_bands else "", without if level else "", points.left_out])
+    return figure
+
+
+def _along(own: pd.DataFrame, axis: str, column: str, all_values: pd.Series) -> pd.DataFrame:
+    """Median, min and max of `column` at each value of the axis; points that have no block size hold at every one."""
+    results = own[[axis, column]].apply(pd.to_numeric)
+    if axis == "block_size" and len(results) and results[axis].isna().all():
+        values = pd.DataFrame({axis: sorted(all_values.dropna().unique())})
+        results = values.merge(results[[column]], how="cross")
+    groups = results.dropna().groupby(axis)[column]
+    return pd.DataFrame({"median": groups.median(), "min": groups.min(), "max": groups.max()})
+
+
+def _draw_series(ax: Axes, series: pd.DataFrame, look: PolicyLook) -> bool:
+    """Draws one line; says whether it has a band."""
+    if series.empty:
+        return False
+    ax.plot(series.index, series["median"], **look.style)
+    if not (series["max"] > series["min"]).any():
+        return False
+    ax.fill_between(series.index, series["min"], series["max"], color=look.colour, alpha=0.18, linewidth=0)
+    return True
+
+
+def _draw_offered(axes: Sequence[Axes], rates: pd.Series) -> Artist:
+    """Where throughput equals the rate: below it, requests pile up."""
+    ends = [0.0, float(rates.max())]
+    for ax in axes:
+        ax.plot(ends, ends, color=GREY, linewidth=1, zorder=1)
+    return Line2D([], [], color=GREY, linewidth=1, label="served = offered")
+
+
+def _sample(policy: str, look: PolicyLook) -> Line2D:
+    return Line2D([], [], **look.style, label=policy)
+
+
+def _scale_y(ax: Axes, panel: Panel, rows: pd.DataFrame) -> None:
+    values = pd.to_numeric(rows[panel.column]).dropna()
+    positive = len(values) > 0 and values.min() > 0
+    if panel.if_wide == "log" and positive and values.max() > 10 * values.min():
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_ylabel(f"{panel.label}, log scale")
+    else:
+        ax.set_ylim(bottom=0)
+
+
+def _scale_block_size(ax: Axes, sizes: pd.Series) -> None:
+    ticks = np.unique(sizes.dropna().astype(float))
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [f"{size:g}" for size in ticks])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(f"{AXIS_LABELS['block_size'].removesuffix(')')}, log scale)")
+
+
+def _scale_rate(ax: Axes, rates: pd.Series) -> None:
+    positive = rates.dropna().astype(float)
+    label = AXIS_LABELS["request_rate"]
+    if positive.min() > 0 and positive.max() > WIDE_AXIS * positive.min():
+        ticks = np.unique(positive)
+        ax.set_xscale("log")
+        ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel(f"{label.removesuffix(')')}, log scale)")
+    else:
+        ax.set_xlim(left=0)
+        ax.set_xlabel(label)

@@ -1,0 +1,218 @@
+"""Iteration-level (continuous) batching as vLLM's v1 scheduler does it (0.33).
+
+Decides in each step which sequences compute how many tokens, who is admitted, and who is preempted when the pool is
+full. Rule numbers are those of the vLLM conformance cases. What a sequence holds is the memory policy's business; in
+which order they wait and who the victim is, the queue policy's.
+
+Orca's iteration-level scheduling (OSDI 2022) is the same loop over a memory that reserves all room at admission: then
+growth never fails and nobody is preempted.
+"""
+
+from __future__ import annotations
+
+from sim.memory.interface import KVMemory
+from sim.plan import Preemption, StepPlan, StepWork
+from sim.scheduler.queues import QueuePolicy
+from sim.sequence import Sequence
+from workloads.errors import UserError
+from workloads.request import Request
+
+
+class ContinuousBatching:
+    """Running sequences first, then the waiting head while there is room; preemption by recompute.
+
+    Args:
+        memory: who holds which slots.
+        max_model_len: most tokens of one request, prompt and output together.
+        policy: the waiting queue and the choice of a victim.
+        max_num_seqs: most sequences in the running queue.
+        max_num_batched_tokens: token budget of one step.
+        chunked_prefill: a waiting sequence may start with only a part of its tokens.
+        long_prefill_token_threshold: most tokens that one sequence gets in a step; 0 means no such cap.
+        long_prefill_token_threshold_adaptive: raise the cap to the budget's even share where that is larger.
+        scheduler_reserve_full_isl: admit only if all known tokens fit now, not just the first chunk.
+        reject_oversize: turn away at arrival what could never finish; without it such a request blocks the queue for
+            ever, as in the real engine (rule 17).
+
+    Raises:
+        UserError: a number out of range, or a budget below the model limit without chunked prefill.
+    """
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        max_model_len: int,
+        policy: QueuePolicy,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 8192,
+        chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
+        long_prefill_token_threshold_adaptive: bool = False,
+        scheduler_reserve_full_isl: bool = True,
+        reject_oversize: bool = True,
+    ) -> None:
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
+            if value < 1:
+                raise UserError(f"scheduler.{name} is {value}; expected a whole number of at least 1.")
+        if long_prefill_token_threshold < 0:
+            raise UserError(
+                f"scheduler.long_prefill_token_threshold is {long_prefill_token_threshold}; expected at least 0 (0 is no cap)."
+            )
+        self.memory = memory
+        self.max_model_len = max_model_len
+        self.waiting = policy
+        self.running: list[Sequence] = []
+        self._max_num_seqs = max_num_seqs
+        self._budget = max_num_batched_tokens
+        self._chunked_prefill = chunked_prefill
+        self._cap = long_prefill_token_threshold
+        self._adaptive_cap = long_prefill_token_threshold_adaptive
+        self._reserve_full_isl = scheduler_reserve_full_isl
+        self._reject_oversize = reject_oversize
+
+    @property
+    def idle(self) -> bool:
+        """Nobody runs and nobody waits."""
+        return not self.running and not self.waiting
+
+    def arrive(self, request: Request) -> tuple[Sequence, str | None]:
+        """Queues a request.
+
+        Returns:
+            Its sequence, and why it was turned away instead, or None.
+        """
+        sequence = Sequence.of(request, self.max_model_len)
+        reason = self._reason_to_reject(sequence) if self._reject_oversize else None
+        if reason is None:
+            self.waiting.arrive(sequence)
+        return sequence, reason
+
+    def schedule(self) -> StepPlan:
+        """Plans one step. The plan's batch is empty if nothing could be scheduled."""
+        plan = StepPlan()
+        cap = self._cap_of_this_step()
+        budget = self._schedule_running(plan, cap)
+        if not plan.preemptions:  # rule 12
+            self._schedule_waiting(plan, cap, budget)
+        plan.work = self._work(plan.batch)
+        return plan
+
+    def commit(self, plan: StepPlan) -> list[Sequence]:
+        """Applies what the step has computed: whoever has caught up gets one token, and finishes if it was the last.
+
+        Returns:
+            The finished sequences, in the order in which their blocks were freed (rule 16).
+        """
+        finished = []
+        for sequence, _ in plan.batch:
+            if sequence.computed == sequence.known:
+                sequence.known += 1
+                if sequence.known == sequence.final:
+                    self.memory.release(sequence)
+                    finished.append(sequence)
+        if finished:
+            gone = set(map(id, finished))
+            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+        return finished
+
+    def explain_stall(self) -> str:
+        """Who waits for what, when nothing can be scheduled."""
+        head = self.waiting.head()
+        occupancy = self.memory.occupancy(head)
+        return (
+            f"request {head.request.request_id} waits at the head of {len(self.waiting)} with {head.known} tokens to place; "
+            f"{occupancy.idle + occupancy.cached + occupancy.external} of {self.memory.num_slots} slots are free, "
+            f"the largest run {occupancy.largest_free_run}, and {len(self.running)} requests run"
+        )
+
+    def _reason_to_reject(self, sequence: Sequence) -> str | None:
+        prompt = sequence.request.prompt_tokens
+        if prompt >= self.max_model_len:
+            return f"prompt of {prompt} tokens leaves no room for output under max_model_len {self.max_model_len}"
+        # A sequence that is preempted just before its last token comes back with all tokens but one to compute at once.
+        if not self._chunked_prefill and sequence.final - 1 > self._budget:
+            return f"needs {sequence.final - 1} tokens in one step without chunked prefill, the budget is {self._budget}"
+        return self.memory.never_fits(sequence)
+
+    def _cap_of_this_step(self) -> int:
+        """Rule 6."""
+        queued = len(self.running) + len(self.waiting)
+        if not self._cap or queued <= 1:
+            return self._budget
+        return max(self._cap, self._budget // queued) if self._adaptive_cap else self._cap
+
+    def _schedule_running(self, plan: StepPlan, cap: int) -> int:
+        """Rules 7 to 11; returns the budget left."""
+        budget = self._budget
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            missing, limit = sequence.known - sequence.computed, self.max_model_len - 1 - sequence.computed
+            tokens = min(missing, cap, budget, limit)
+            if tokens > 0:
+                while not self.memory.grow(sequence, sequence.computed + tokens):
+                    victim = self.waiting.victim(self.running)
+                    if self.running.index(victim) < position:
+                        position -= 1
+                    budget += self._preempt(plan, victim, because=sequence)
+                    if victim is sequence:
+                        break
+                else:
+                    sequence.computed += tokens
+                    plan.batch.append((sequence, tokens))
+                    budget -= tokens
+                    position += 1
+                continue  # rule 10: where the sequence itself had to go, the next one stands in its place
+            position += 1
+        return budget
+
+    def _preempt(self, plan: StepPlan, victim: Sequence, because: Sequence) -> int:
+        """Rules 9 and 11; returns the tokens that go back to the budget."""
+        refund = next((tokens for sequence, tokens in plan.batch if sequence is victim), 0)
+        if refund:
+            plan.batch.remove((victim, refund))
+        plan.preemptions.append(Preemption(victim, because, len(victim.blocks), victim.computed - refund))
+        self.running.remove(victim)
+        self.memory.release(victim)
+        victim.computed = 0
+        victim.preemptions += 1
+        self.waiting.return_preempted(victim)
+        return refund
+
+    def _schedule_waiting(self, plan: StepPlan, cap: int, budget: int) -> None:
+        """Rules 13 and 14: the head, again and again; if it cannot go, nobody behind it does."""
+        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting.head()
+            hit = self.memory.lookup(sequence)
+            hit_tokens = len(hit) * self.memory.block_size
+            tokens = min(sequence.known - hit_tokens, cap)
+            if tokens > budget and not self._chunked_prefill:
+                return
+            tokens = min(tokens, budget)
+            room_for = sequence.known if self._reserve_full_isl else hit_tokens + tokens
+            if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=bool(self.running)):
+                return
+            self.waiting.pop()
+            self.running.append(sequence)
+            sequence.computed = hit_tokens + tokens
+            budget -= tokens
+            (plan.resumed if sequence.preemptions else plan.admitted).append(sequence)
+            plan.hits.append((sequence, hit_tokens))
+            if sequence.hit_tokens is None:
+                sequence.hit_tokens = hit_tokens
+            plan.batch.append((sequence, tokens))
+
+    def _work(self, batch: list[tuple[Sequence, int]]) -> StepWork:
+        work = StepWork(num_sequences=len(batch))
+        for sequence, tokens in batch:
+            context = sequence.computed
+            if tokens == 1:
+                work.decode_sequences += 1
+                work.decode_context += context
+                work.decode_blocks += self.memory.table_entries(sequence)
+            else:
+                work.prefill_tokens += tokens
+                work.prefill_context += context
+                work.prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
+        work.num_tokens = work.decode_sequences + work.prefill_tokens
+        return work

@@ -1,0 +1,97 @@
+"""Who waits in which order, and who must go when the pool is full: vLLM's two scheduling policies (0.33).
+
+Rule numbers are those of the vLLM conformance cases.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from sim.sequence import Sequence
+
+
+class QueuePolicy(Protocol):
+    """The waiting queue and the choice of a victim."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Front first."""
+
+    def head(self) -> Sequence:
+        """The sequence that is tried next."""
+
+    def pop(self) -> Sequence:
+        """Takes the head out."""
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Queues a new sequence; calls come in order of arrival."""
+
+    def return_preempted(self, sequence: Sequence) -> None:
+        """Queues a sequence that has lost its blocks."""
+
+    def victim(self, running: list[Sequence]) -> Sequence:
+        """The running sequence to preempt."""
+
+
+class Fcfs:
+    """First come, first served; the last of the running queue goes first (rules 9, 11, 15)."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
+
+    def head(self) -> Sequence:
+        return self._queue[0]
+
+    def pop(self) -> Sequence:
+        return self._queue.popleft()
+
+    def arrive(self, sequence: Sequence) -> None:
+        self._queue.append(sequence)
+
+    def return_preempted(self, sequence: Sequence) -> None:
+        self._queue.appendleft(sequence)
+
+    def victim(self, running: list[Sequence]) -> Sequence:
+        return running[-1]
+
+
+class Priority:
+    """Smaller priority first, then earlier arrival; the running sequence that is worst by that order goes (rules 9, 15)."""
+
+    def __init__(self) -> None:
+        self._queue: list[Sequence] = []  # worst first, so that the head is taken from the end
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return reversed(self._queue)
+
+    def head(self) -> Sequence:
+        return self._queue[-1]
+
+    def pop(self) -> Sequence:
+        return self._queue.pop()
+
+    def arrive(self, sequence: Sequence) -> None:
+        bisect.insort(self._queue, sequence, key=lambda other: tuple(-part for part in _rank(other)))
+
+    return_preempted = arrive
+
+    def victim(self, running: list[Sequence]) -> Sequence:
+        return max(running, key=_rank)
+
+
+def _rank(sequence: Sequence) -> tuple[float, float, int]:
+    request = sequence.request
+    return request.priority, request.arrival_s, request.request_id

@@ -1,0 +1,63 @@
+"""What a client asks for: the unit every workload yields and every scheduler serves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt known token by token.
+
+    Args:
+        ids: the prompt's token ids, in order.
+    """
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HashIds:
+    """A prompt known by one id for each `block_size` tokens; the last id may stand for a partial block.
+
+    Args:
+        ids: equal ids at equal positions mean equal content of the prompt up to and including that block
+            (the ids are chained, as in the Mooncake and Bailian traces).
+        block_size: tokens behind each id.
+    """
+
+    ids: tuple[int, ...]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Args:
+        request_id: position in the workload, from 0.
+        arrival_s: seconds since the workload's time zero; never decreasing from one request to the next.
+        prompt_tokens: tokens of the prompt; at least 1.
+        output_tokens: tokens that will be generated; at least 1. The simulator knows this, a scheduler may not use
+            it unless its rule is an oracle's.
+        priority: smaller goes first under a priority policy.
+        prompt: what the prompt says, for prefix caching; None if only its length is known, and then it shares
+            nothing with any other.
+    """
+
+    request_id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    prompt: TokenIds | HashIds | None = None
+
+
+class Workload(Protocol):
+    """A stream of requests in order of arrival; iterating twice gives the same requests twice."""
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @property
+    def num_requests(self) -> int | None:
+        """How many requests will come, or None if that is not known without reading them all."""
