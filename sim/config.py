@@ -7,13 +7,14 @@ The YAML files in `conf/` hold each knob's default, unit and source; the constru
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,21 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of being printed with advice about Hydra
     program, sys.argv = sys.argv, [f"kvtwin {name}", *argv]
+    errors: list[Exception] = []
+
+    @functools.wraps(task)
+    def guarded(config: DictConfig) -> None:
+        try:
+            task(config)
+        except Exception as error:  # taken past Hydra, which would print its own words beside ours
+            errors.append(error)
+
     GlobalHydra.instance().clear()
     setup_globals()
     try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(guarded)()
+        if errors:
+            raise errors[0]
     except SystemExit as exit_:  # Hydra's own --help and --version, and the end of a sweep with failed points
         return exit_.code if isinstance(exit_.code, int) else 0
     except MissingConfigException as error:
@@ -54,14 +66,15 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
     return 0
 
 
-def build(node: DictConfig | None, name: str, **supplied: Any) -> Any:
+def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supplied: Any) -> Any:
     """Calls the constructor that `node._target_` names with the options of `node`, checked against its annotations.
 
     Args:
-        node: options, with `_target_` the dotted name of a class or function; sub-nodes with a `_target_` are built too.
+        node: options, with `_target_` the dotted name of a class or function; sub-nodes with one are built too.
         name: where the node stands in the config, for messages.
-        supplied: what the run knows and the user need not say (seed, model limit …); fills parameters that the node
-            leaves out or null. What the constructor does not ask for is left aside.
+        aside: options of the node that are not for its constructor.
+        supplied: what the run knows and the user need not say (seed, model limit …); fills parameters that the node or
+            a sub-node leaves out or null. What no constructor asks for is left aside.
 
     Raises:
         UserError: unknown, missing or wrongly typed option; the message names it.
@@ -76,18 +89,23 @@ def build(node: DictConfig | None, name: str, **supplied: Any) -> Any:
     annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     arguments: dict[str, Any] = {}
     for key in map(str, node):
-        if key == "_target_":
+        if key == "_target_" or key in aside:
             continue
         if key not in parameters:
             raise UserError(f"{name}.{key} is not an option of {target.__name__}; {_nearest(key, parameters)}")
         if OmegaConf.is_missing(node, key):
             raise UserError(f"{name}.{key} is not set; give it as {name}.{key}=VALUE.")
-        arguments[key] = _typed(node[key], annotations.get(key, Any), f"{name}.{key}")
+        if node[key] is not None or key not in supplied:
+            arguments[key] = _typed(node[key], annotations.get(key, Any), f"{name}.{key}", supplied)
     for key, value in supplied.items():
-        if key in parameters and arguments.get(key) is None:
-            arguments[key] = value
+        if key in parameters:
+            arguments.setdefault(key, value)
     for key, parameter in parameters.items():
-        if key not in arguments and parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+        if (
+            key not in arguments
+            and parameter.default is parameter.empty
+            and parameter.kind is not parameter.VAR_KEYWORD
+        ):
             raise UserError(f"{name}.{key} is not set; give it as +{name}.{key}=VALUE.")
     return target(**arguments)
 
@@ -97,19 +115,19 @@ def resolved(config: DictConfig) -> str:
     return OmegaConf.to_yaml(config, resolve=True)
 
 
-def _typed(value: Any, annotation: Any, name: str) -> Any:
+def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> Any:
     """`value` as `annotation` wants it; whole floats such as 1e6 pass for integers."""
     if isinstance(value, DictConfig) and "_target_" in value:
-        return build(value, name)
+        return build(value, name, **supplied)
     if isinstance(value, (DictConfig, ListConfig)):
         value = OmegaConf.to_container(value, resolve=True)
     origin, choices = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any or inspect.isabstract(annotation):
+    if annotation is Any:
         return value
     if origin in (typing.Union, types.UnionType):
         for choice in choices:
             try:
-                return _typed(value, choice, name)
+                return _typed(value, choice, name, supplied)
             except UserError:
                 continue
     elif annotation is types.NoneType or annotation is None:
@@ -121,7 +139,7 @@ def _typed(value: Any, annotation: Any, name: str) -> Any:
         raise UserError(f"{name} is {value!r}; expected {_either(map(str, choices))}.")
     elif origin in (list, tuple):
         if isinstance(value, list):
-            return origin(_typed(item, choices[0], f"{name}[{i}]") for i, item in enumerate(value))
+            return origin(_typed(item, choices[0], f"{name}[{i}]", supplied) for i, item in enumerate(value))
     elif annotation is bool:
         if isinstance(value, bool):
             return value

@@ -126,7 +126,7 @@ class Run:
             reject_oversize=False,
         )
         self._detail = config["record_detail"]
-        self._name = [line["request_id"] for line in trace]
+        self._name = [str(line["request_id"]) for line in trace]
         requests = (request_of(index, line, self._caching) for index, line in enumerate(trace))
         self._arrivals = sorted(requests, key=lambda request: (request.arrival_s, request.request_id))
         self._sequences: list[Sequence] = []
@@ -266,13 +266,13 @@ def _prompt_ids(index: int, line: Record) -> list[int]:
     position = np.arange(line["prompt_tokens"], dtype=np.int64)
     if line.get("hash_ids") is not None:
         ids = np.asarray(line["hash_ids"], dtype=np.int64)
-        return ((ids[position // 512] * 512 + position % 512) % 50021 + 100).tolist()  # type: ignore[no-any-return]
-    return (1_000_000 + index + (position * 7919) % 1_000_003).tolist()  # type: ignore[no-any-return]
+        return ((ids[position // 512] * 512 + position % 512) % 50021 + 100).tolist()
+    return (1_000_000 + index + (position * 7919) % 1_000_003).tolist()
 
 
 def _output_ids(index: int, count: int) -> list[int]:
     position = np.arange(count, dtype=np.int64)
-    return ((index * 7919 + position * 104_729 + 12_345) % 32_000).tolist()  # type: ignore[no-any-return]
+    return ((index * 7919 + position * 104_729 + 12_345) % 32_000).tolist()
 
 
 def _sorted(pairs: Iterable[tuple[str, Any]]) -> Record:

@@ -328,8 +328,9 @@ def non_kv_bytes(model: ModelSpec, deployment: Deployment, max_num_seqs: int) ->
     vLLM runs the model once on dummy input, samples for `max_num_seqs` rows, and counts the peak. Sampling is the
     peak: the published profiles of the llm-d project's planner (vLLM 0.11 on H100, whose server default is 1,024 rows)
     give 4.76 GiB for Llama-3.1-8B and 4.84 for 70B on two GPUs (vocabulary 128,256), 5.56 and 5.64 for Qwen3-0.6B and
-    32B (151,936), 7.38 for both gpt-oss (201,088): whatever the model, 38 to 39 bytes for each row and each
-    entry of the vocabulary. Libraries outside the allocator take 0.13 GiB on one GPU and 0.55 GiB where there is communication (same profiles).
+    32B (151,936), 7.38 for both gpt-oss (201,088): whatever the model, 38 to 39 bytes for each row and each entry of
+    the vocabulary. Libraries outside the allocator take 0.13 GiB on one GPU and 0.55 GiB where there is communication
+    (same profiles).
 
     Args:
         max_num_seqs: rows of the dry run.

@@ -1,4 +1,4 @@
-"""What one step does. A scheduler makes it, a timer prices it, the engine commits it; an executor needs nothing else."""
+"""What one step does. A scheduler makes it, a timer prices it, the engine commits it, an executor needs no more."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class StepWork:
         decode_sequences: sequences that compute one token.
         decode_context: KV tokens that the decodes read, the new one included.
         decode_blocks: blocks that hold them: the block-table entries a paged kernel looks up, 0 for contiguous memory.
+        num_generated: sequences that have then computed all their known tokens and so gain one.
     """
 
     num_sequences: int = 0
@@ -34,6 +35,7 @@ class StepWork:
     decode_sequences: int = 0
     decode_context: int = 0
     decode_blocks: int = 0
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """When requests come: the gaps between arrivals at a given mean rate.
 
-A process says how regular arrivals are; how many come per second is the generator's knob (`generate.py`), so that a sweep
-over rates is one over a single number.
+A process says how regular arrivals are; how many come per second is the generator's knob (`generate.py`), so that a
+sweep over rates is one over a single number.
 """
 
 import math

@@ -1,11 +1,12 @@
 """How long prompts and outputs are: distributions over whole numbers of tokens, 1 and up.
 
-A distribution is what it is before the model's limit has a say. Pairs of prompt and output that exceed the limit together
-are not generated; what remains is worked out in `length_pairs.py`, and it is there that a `Lognormal` gets its location.
+A distribution is what it is before the model's limit has a say. Pairs of prompt and output that exceed the limit
+together are not generated; what remains is worked out in `length_pairs.py`, and it is there that a `Lognormal` gets its
+location.
 """
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,9 @@ class Lognormal:
         if not (mean >= 1 and math.isfinite(mean)):
             raise UserError(f"a lognormal length has mean={mean}; expected at least 1 token.")
         if not 0 < sigma <= 10:
-            raise UserError(f"a lognormal length has sigma={sigma}; expected above 0 and at most 10 (a fixed length is Fixed).")
+            raise UserError(
+                f"a lognormal length has sigma={sigma}; expected above 0 and at most 10 (a fixed length is Fixed)."
+            )
         self.mean = mean
         self.sigma = sigma
 
@@ -85,7 +88,7 @@ class Lognormal:
         """The share of lengths at each number of tokens up to `limit`, if ln(length) has the mean `location`."""
         grid, normal_cdf = _normal_cdf()
         # All that rounds down to k tokens lies below k + 1/2; what lies below 1/2 counts as 1 token.
-        below = np.interp((_log_edges(limit) - location) / self.sigma, grid, normal_cdf)
+        below = np.interp((_log_edges(limit) - location) / self.sigma, grid, normal_cdf, left=0.0, right=1.0)
         below[0] = 0.0
         return np.diff(below, prepend=0.0)
 
@@ -100,7 +103,7 @@ def _normal_cdf() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return grid, np.array([math.erfc(-z / math.sqrt(2.0)) / 2.0 for z in grid.tolist()])
 
 
-@cache
+@lru_cache(maxsize=2)
 def _log_edges(limit: int) -> NDArray[np.float64]:
     edges: NDArray[np.float64] = np.log(np.arange(limit + 1) + 0.5)
     return edges

@@ -16,7 +16,9 @@ class FirstRequests:
 
     def __init__(self, workload: Workload, limit: int) -> None:
         if limit < 1:
-            raise UserError(f"workload.limit is {limit}; expected a whole number of at least 1, or null for all requests.")
+            raise UserError(
+                f"workload.limit is {limit}; expected a whole number of at least 1, or null for all requests."
+            )
         self.workload = workload
         self.limit = limit
 

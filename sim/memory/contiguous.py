@@ -6,7 +6,6 @@ aside is the reservation's rule (`reservation.py`), where it lies the allocator'
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from sim.memory.allocators.interface import Allocator
@@ -23,10 +22,10 @@ class ContiguousMemory:
         num_blocks: blocks in the pool.
         max_model_len: most tokens of one request.
         reservation: tokens to set aside for a request.
-        allocator: class of the allocator; called with the number of blocks.
+        allocator: finds the regions, over `num_blocks` blocks; all free.
         block_size: slots in a block: regions begin and end at multiples of it.
-        charge_rounding_to: which waste the allocator's rounding (a buddy's power of two) counts as. Kwon et al., Fig. 2,
-            only adds up with `external`: Orca (Oracle) shows no internal fragmentation there.
+        charge_rounding_to: which waste the allocator's rounding (a buddy's power of two) counts as. Kwon et al.,
+            Fig. 2, only adds up with `external`: Orca (Oracle) shows no internal fragmentation there.
 
     Raises:
         UserError: a size below 1.
@@ -37,7 +36,7 @@ class ContiguousMemory:
         num_blocks: int,
         max_model_len: int,
         reservation: Reservation,
-        allocator: Callable[[int], Allocator],
+        allocator: Allocator,
         block_size: int = 1,
         charge_rounding_to: Literal["internal", "external"] = "external",
     ) -> None:
@@ -48,7 +47,7 @@ class ContiguousMemory:
         self.block_size = block_size
         self._max_model_len = max_model_len
         self._reservation = reservation
-        self._allocator = allocator(num_blocks)
+        self._allocator = allocator
         self._largest_possible = self._allocator.largest_free
         self._charge_rounding_to_external = charge_rounding_to == "external"
         self._computed = 0  # tokens stored, summed over the live sequences

@@ -55,7 +55,7 @@ class KVMemory(Protocol):
         """Blocks that already hold the sequence's first tokens (a prefix-cache hit), in order. Changes nothing."""
 
     def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
-        """Gives a waiting sequence its hit blocks and room for its first `num_tokens` tokens, those in the hit included.
+        """Gives a waiting sequence its hit blocks and room for its first `num_tokens` tokens, the hit ones included.
 
         Args:
             sequence: holds nothing yet.
@@ -69,7 +69,7 @@ class KVMemory(Protocol):
         """
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none; nothing has changed then."""
+        """Gives a running sequence room for `num_tokens` tokens in all; False, and nothing has changed, if there is none."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""
@@ -78,5 +78,5 @@ class KVMemory(Protocol):
         """Names every slot.
 
         Args:
-            head: the sequence at the front of the waiting queue, or None: free slots are *external* only with respect to it.
+            head: the sequence at the front of the waiting queue, or None; only for it can free slots be *external*.
         """

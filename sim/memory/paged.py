@@ -53,7 +53,9 @@ class PagedMemory:
         self.num_usable_blocks = num_blocks - num_reserved_blocks
         self.prefix = PrefixCache(num_blocks, block_size) if prefix_caching else None
         self._watermark_blocks = int(watermark * num_blocks)
-        self._free = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # the front of the free list is at the end
+        self._free = list(
+            range(num_blocks - 1, num_reserved_blocks - 1, -1)
+        )  # the front of the free list is at the end
         self._computed = 0  # tokens stored, summed over the live sequences
         self._internal = 0  # slots held by a sequence beyond the last it will fill, summed likewise
 
@@ -87,7 +89,7 @@ class PagedMemory:
         return self.prefix.lookup(sequence) if self.prefix else []
 
     def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
-        """Rules 13 and 14: room is what is free, less the hit blocks that stand in the free list, less the watermark."""
+        """Rules 13 and 14: room is what is free, less hit blocks that stand in the free list, less the watermark."""
         taken_by_hit = self.prefix.num_without_holder(hit) if self.prefix and hit else 0
         watermark = self._watermark_blocks if others_run else 0
         if self._blocks_for(room_for) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:

@@ -1,7 +1,7 @@
 """Prefix caching with chained block keys, as in vLLM's v1 block pool (0.33).
 
 Decides which blocks carry a key, which of them a new sequence can use again, and in which order the unused ones are
-evicted. Rule numbers are those of the vLLM conformance cases. Blocks without a key are the pool's business (`paged.py`).
+evicted. Rule numbers are those of the vLLM conformance cases. Blocks without a key are the pool's (`paged.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PrefixCache:
         return sum(self._holders[block] == 0 for block in blocks)
 
     def hold_hit(self, blocks: list[int]) -> None:
-        """Gives each block one more holder; one that had none leaves the free list from wherever it stands (rule 5)."""
+        """Gives each block one more holder; one that had none leaves the free list wherever it stands (rule 5)."""
         for block in blocks:
             if self._holders[block]:
                 self.shared += 1
@@ -82,7 +82,7 @@ class PrefixCache:
         return evicted
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
-        """Registers the sequence's blocks from the `start`-th on that its first `num_tokens` tokens complete (rule 4)."""
+        """Registers the blocks from the `start`-th on that the sequence's first `num_tokens` tokens complete (rule 4)."""
         for position in range(start, num_tokens // self.block_size):
             block, key = sequence.blocks[position], key_of_block(sequence, position, self.block_size)
             self._key_of[block] = key
@@ -95,7 +95,7 @@ class PrefixCache:
                 same.append(block)
 
     def release(self, blocks: Iterable[int]) -> list[int]:
-        """Drops one holder from each block; those left with a key but no holder queue for eviction, in this order (rule 2).
+        """Drops one holder from each block; those left with a key but no holder queue for eviction in this order (rule 2).
 
         Returns:
             The blocks left with neither holder nor key, in this order.
@@ -124,7 +124,7 @@ class PrefixCache:
 
 
 def key_of_block(sequence: Sequence, position: int, block_size: int) -> Hashable:
-    """The key of a sequence's full block: equal for two blocks exactly if all tokens up to the block's end are equal (rule 3).
+    """The key of a full block: equal for two blocks exactly if all tokens up to the block's end are equal (rule 3).
 
     What is known only by its length, and output that nobody told us, is like no other content. Keys are made once and
     kept with the sequence, also through a preemption.
@@ -142,7 +142,7 @@ def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
     request, end = sequence.request, (position + 1) * block_size
     match request.prompt:
         case TokenIds(ids) if end <= len(ids):
-            # The digest of the parent stands for all tokens before: 128 bits, so that a collision is out of the question.
+            # The parent's digest stands for all tokens before it: 128 bits, so that a collision is out of the question.
             parent = sequence.keys[-1] if position else b""
             assert isinstance(parent, bytes)
             content = array("q", ids[end - block_size : end]).tobytes()
@@ -155,7 +155,8 @@ def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
             if block_size % hash_block == 0:
                 return ids[end // hash_block - 1], 0
             raise UserError(
-                f"request {request.request_id} knows its prompt by hash ids of {hash_block} tokens, which memory.block_size="
-                f"{block_size} neither divides nor is a multiple of; choose such a size or memory.prefix_caching=false."
+                f"request {request.request_id} knows its prompt by hash ids of {hash_block} tokens, which "
+                f"memory.block_size={block_size} neither divides nor is a multiple of; choose such a size or "
+                "memory.prefix_caching=false."
             )
     return request.request_id, position, None

@@ -1,4 +1,4 @@
-"""How many tokens a contiguous policy sets aside for a request at admission: the Orca variants of Kwon et al., SOSP 2023, §6.1."""
+"""Tokens that a contiguous policy sets aside for a request: the Orca variants of Kwon et al., SOSP 2023, §6.1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pow2Reservation:
 
 
 class OracleReservation:
-    """The prompt and exactly the output that will occur: Orca (Oracle). The last token is reserved for, though never stored."""
+    """The prompt and exactly the output that will occur, the last token too, though it is never stored: Orca (Oracle)."""
 
     def tokens(self, sequence: Sequence, max_model_len: int) -> int:
         return sequence.final

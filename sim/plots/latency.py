@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import PercentFormatter
 
 from sim.plots.bins import Floats
-from sim.plots.style import BLUE, GREY, new_figure, write_footnote, write_title
+from sim.plots.style import INK, label_log_axis, new_figure, write_footnote, write_title
 
 COLUMNS = ("arrival_s", "status", "first_token_s", "finish_s", "generated_tokens")
 MOST_CORNERS = 2000  # of a curve; more cannot be told apart
@@ -26,9 +26,8 @@ def latency_figure(requests: pd.DataFrame, setting: str) -> Figure:
     figure = new_figure(10, 3.7)
     axes = figure.subplots(1, 3, sharey=True)
     for ax, (name, values) in zip(axes, latencies(finished).items(), strict=True):
-        _draw_distribution(ax, values)
-        ax.set_title(name, loc="left")
-    axes[0].set_ylim(0, 1)
+        _draw_distribution(ax, name, values)
+    axes[0].set_ylim(0, 1.02)
     axes[0].yaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes[0].set_ylabel("share of requests served within")
     write_title(figure, "How long do requests take?", setting)
@@ -60,37 +59,28 @@ def cumulative(values: Floats, most: int) -> tuple[Floats, Floats]:
     return ordered[ranks], (ranks + 1) / len(ordered)
 
 
-def _draw_distribution(ax: Axes, values: Floats) -> None:
+def _draw_distribution(ax: Axes, name: str, values: Floats) -> None:
     if not len(values):
+        ax.set_title(name, loc="left")
         ax.text(0.5, 0.5, "no request has any", ha="center", transform=ax.transAxes)
         ax.set_xticks([])
         return
     scale, unit = (1e3, "ms") if np.median(values) < 0.5 else (1.0, "s")
-    times, shares = cumulative(values * scale, MOST_CORNERS)
-    ax.step(times, shares, where="post", color=BLUE)
-    for share in MARKED:
-        mark = float(
-            np.quantile(times, share, method="inverted_cdf")
-            if len(times) == len(values)
-            else np.quantile(values * scale, share, method="inverted_cdf")
-        )
-        ax.plot([mark], [share], "o", color=BLUE, markersize=4)
-        ax.annotate(
-            f"p{100 * share:.0f}: {mark:.3g} {unit}",
-            (mark, share),
-            (-5, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=7.5,
-            color="#333333",
-        )
+    values = values * scale
+    times, shares = cumulative(values, MOST_CORNERS)
+    ax.step([times[0], *times], [0.0, *shares], where="post", color=INK)
+    marks = np.quantile(values, MARKED, method="inverted_cdf")
+    ax.plot(marks, MARKED, "o", color=INK, markersize=4.5)
+    spelled = [f"p{100 * share:.0f} {_three_digits(mark)} {unit}" for share, mark in zip(MARKED, marks, strict=True)]
+    ax.set_title(f"{name}\n{', '.join(spelled)}", loc="left")
     if times[0] > 0 and times[-1] > 10 * times[0]:
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        label_log_axis(ax.xaxis, times[0], times[-1])
         ax.set_xlabel(f"time ({unit}, log scale)")
     else:
         ax.set_xlim(left=0)
         ax.set_xlabel(f"time ({unit})")
-    ax.axhline(1, color=GREY, linewidth=0.5)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

@@ -16,10 +16,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import NullLocator
 
 from sim.plots.points import AXIS_LABELS, Points, parts, split_keys
-from sim.plots.style import GREY, PolicyLook, new_figure, policy_looks, write_footnote, write_title
+from sim.plots.style import INK, PolicyLook, label_log_axis, new_figure, policy_looks, write_footnote, write_title
 
 MOST_ROWS = 6  # of panels; more would not fit a page
 WIDE_AXIS = 20.0  # ratio of largest to smallest rate from which a linear axis would crowd the small ones
@@ -40,11 +40,11 @@ class Panel:
     if_wide: Literal["linear", "log"] = "linear"
 
 
-REQUESTS = Panel("request_throughput", "throughput (req/s)")
-OUTPUT_TOKENS = Panel("output_throughput", "throughput (output token/s)")
-LATENCY = Panel("mean_normalized_latency_ms", "mean normalized latency (ms per output token)", if_wide="log")
-RUNNING = Panel("mean_running", "mean running requests, whole run")
-RUNNING_SATURATED = Panel("mean_running_saturated", "mean running requests, while requests wait")
+REQUESTS = Panel("request_throughput", "throughput\n(req/s)")
+OUTPUT_TOKENS = Panel("output_throughput", "throughput\n(output token/s)")
+LATENCY = Panel("mean_normalized_latency_ms", "mean normalized latency\n(ms per output token)", if_wide="log")
+RUNNING = Panel("mean_running", "mean running requests\nover the whole run")
+RUNNING_SATURATED = Panel("mean_running_saturated", "mean running requests\nwhile requests wait")
 COLUMNS = tuple(panel.column for panel in (REQUESTS, OUTPUT_TOKENS, LATENCY, RUNNING))
 
 
@@ -67,7 +67,7 @@ def _draw(points: Points, axis: str, panels: Sequence[Panel], question: str) -> 
     split = split_keys(points, axis, MOST_ROWS)
     rows_of_panels = parts(points.rows, split.by)
     looks = policy_looks(points.policies)
-    figure = new_figure(3.1 * len(panels) + 2.6, 2.7 * len(rows_of_panels) + 1.1)
+    figure = new_figure(2.9 * len(panels) + 2.6, 2.7 * len(rows_of_panels) + 1.1)
     grid = figure.subplots(len(rows_of_panels), len(panels), sharex=True, sharey="col", squeeze=False)
     handles: list[Artist] = [_sample(policy, look) for policy, look in looks.items()]
     has_bands = level = False
@@ -78,16 +78,16 @@ def _draw(points: Points, axis: str, panels: Sequence[Panel], question: str) -> 
                 series = _along(rows[rows["engine"] == policy], axis, panel.column, points.rows[axis])
                 level |= bool(rows.loc[rows["engine"] == policy, axis].isna().any()) and axis == "block_size"
                 has_bands |= _draw_series(ax, series, look)
-            ax.set_ylabel(panel.label)
-    for ax, panel in zip(grid[0], panels, strict=True):  # the scales are shared down each column
-        _scale_y(ax, panel, points.rows)
+    for column, panel in zip(grid.T, panels, strict=True):
+        _scale_y(list(column), panel, points.rows)
     for ax in grid[-1]:
         (_scale_block_size if axis == "block_size" else _scale_rate)(ax, points.rows[axis])
     if axis == "request_rate":
         handles.append(_draw_offered(list(grid[:, panels.index(REQUESTS)]), points.rows[axis]))
     figure.legend(handles=handles, loc="outside right center", handlelength=3.4)
     write_title(figure, question, points.setting)
-    pooled = f"Line: median, band: lowest to highest, over points that differ in {', '.join(split.pooled)}."
+    which = f"that differ in {', '.join(split.pooled)}" if split.pooled else "of the same setting"
+    pooled = f"Line: median, band: lowest to highest, over points {which}."
     without = "A policy without blocks is drawn level."
     write_footnote(figure, [pooled if has_bands else "", without if level else "", points.left_out])
     return figure
@@ -118,25 +118,27 @@ def _draw_offered(axes: Sequence[Axes], rates: pd.Series) -> Artist:
     """Where throughput equals the rate: below it, requests pile up."""
     ends = [0.0, float(rates.max())]
     for ax in axes:
-        ax.plot(ends, ends, color=GREY, linewidth=1, zorder=1)
-    return Line2D([], [], color=GREY, linewidth=1, label="served = offered")
+        ax.plot(ends, ends, color=INK, linewidth=1, zorder=1)
+    return Line2D([], [], color=INK, linewidth=1, label="served = offered")
 
 
 def _sample(policy: str, look: PolicyLook) -> Line2D:
     return Line2D([], [], **look.style, label=policy)
 
 
-def _scale_y(ax: Axes, panel: Panel, rows: pd.DataFrame) -> None:
+def _scale_y(column: Sequence[Axes], panel: Panel, rows: pd.DataFrame) -> None:
+    """Scales and labels the panels of one column, which share their axis."""
     values = pd.to_numeric(rows[panel.column]).dropna()
     positive = len(values) > 0 and values.min() > 0
+    label, first = panel.label, column[0]
     if panel.if_wide == "log" and positive and values.max() > 10 * values.min():
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.set_ylabel(f"{panel.label}, log scale")
+        first.set_yscale("log")
+        label_log_axis(first.yaxis, values.min(), values.max())
+        label = f"{panel.label.removesuffix(')')}, log scale)"
     else:
-        ax.set_ylim(bottom=0)
+        first.set_ylim(bottom=0)
+    for ax in column:
+        ax.set_ylabel(label)
 
 
 def _scale_block_size(ax: Axes, sizes: pd.Series) -> None:

@@ -80,13 +80,13 @@ def select_complete(table: pd.DataFrame) -> Points:
 def split_keys(points: Points, axis: str | None, most_parts: int) -> Split:
     """Splits a figure by every swept key but `axis` and the seeds, as long as there are at most `most_parts` parts.
 
-    If there would be more, the key with most values is pooled first.
+    If there would be more, the key with most values is pooled first, and the block size last.
     """
     others = [key for key in points.keys if key != axis]
     pooled = [key for key in others if key.rpartition(".")[2] == "seed"]
     by = [key for key in others if key not in pooled]
     while by and len(parts(points.rows, by)) > most_parts:
-        largest = max(by, key=lambda key: points.rows[key].nunique())
+        largest = max(by, key=lambda key: (key != "block_size", points.rows[key].nunique()))
         by.remove(largest)
         pooled.append(largest)
     return Split(tuple(by), tuple(pooled))

@@ -14,13 +14,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from sim.plots.bins import Floats, Spans, bin_edges, count_events, extremes, integrate
-from sim.plots.style import BLACK, BLUE, STATE_LOOKS, STATES, VERMILLION, new_figure, write_footnote, write_title
+from sim.plots.style import BLACK, INK, STATE_LOOKS, STATES, WINE, new_figure, write_footnote, write_title
 
 COLUMNS = ("start_s", "duration_s", "running", "waiting", *STATES, "preempted")
-MOST_BINS = 1500
+MOST_BINS = 600  # two pixels each; narrower ones would only alias
 QUEUE_LOOKS: dict[str, dict[str, Any]] = {
-    "running": {"color": BLUE, "linestyle": "-", "linewidth": 1.2},
-    "waiting": {"color": VERMILLION, "linestyle": "--", "linewidth": 1.2},
+    "running": {"color": INK, "linestyle": "-", "linewidth": 1.2},
+    "waiting": {"color": WINE, "linestyle": "--", "linewidth": 1.2},
 }
 VISIBLE = 0.001  # share of the run: less than a pixel
 
@@ -42,6 +42,8 @@ def pool_figure(steps: pd.DataFrame, plans: Spans, setting: str) -> Figure:
         axes[2].set_ylabel(f"preempted\nper {width}" if binned else "preempted\nper step")
     axes[-1].set_xlabel("time (s)")
     axes[-1].set_xlim(edges[0], edges[-1])
+    axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    figure.align_ylabels(axes)
 
     write_title(figure, "Who holds the KV pool over time, and who waits for it?", setting)
     means = f"Each of {MOST_BINS} bins of {width} shows the exact mean over its time; bands: lowest to highest in it."
@@ -77,15 +79,26 @@ def _draw_states(ax: Axes, steps: pd.DataFrame, plans: Spans, edges: Floats) -> 
 
 def _draw_queues(ax: Axes, steps: pd.DataFrame, plans: Spans, edges: Floats) -> None:
     handles: list[Artist] = []
+    most = 1.0
     for column, look in QUEUE_LOOKS.items():
         values = steps[column].to_numpy(np.float64)
         low, high = extremes(plans, values, edges)
         mean = integrate(plans, values, edges) / np.diff(edges)
-        ax.stairs(high, edges, baseline=np.minimum(low, mean), fill=True, color=look["color"], alpha=0.2, linewidth=0)
+        ax.stairs(
+            high,
+            edges,
+            baseline=np.minimum(low, mean),
+            fill=True,
+            color=look["color"],
+            alpha=0.2,
+            linewidth=0,
+            zorder=1.5,
+        )
         ax.stairs(mean, edges, baseline=None, **look)
         handles.append(Line2D([], [], **look, label=column))
+        most = max(most, high.max())
     _legend_beside(ax, handles)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.05 * most)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylabel("requests")
 

@@ -28,7 +28,7 @@ def draw_run(folder: Path) -> list[Path]:
     requests = read_table(folder / REQUESTS, latency.COLUMNS)
     paths: list[Path] = []
     with settings():
-        if len(steps):
+        if (steps["duration_s"] > 0).any():
             try:
                 plans = spans(
                     steps["start_s"].to_numpy(np.float64, copy=True), steps["duration_s"].to_numpy(np.float64)

@@ -1,7 +1,9 @@
 """How every figure looks: one look for each policy, one for each state of a slot, and how a figure is saved.
 
-Colours are those of Okabe and Ito (2008), which stay apart under the common forms of colour blindness. Colour never
-stands alone: policies differ in marker and line as well, states in hatch, so a figure survives a grey printer.
+Policies have the colours of Okabe and Ito (2008), states those of Paul Tol's "muted" scheme (2021): both stay apart
+under the common forms of colour blindness, and none is in both, so a colour never means a policy in one figure and a
+state in the next. Nor does colour stand alone: policies differ in marker and line as well, states in hatch, so a
+figure survives a grey printer. What belongs to neither is drawn in ink and wine.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#8A8A8A"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+INDIGO, CYAN, ROSE, TEAL, SAND, PALE_GREY = "#332288", "#88CCEE", "#CC6677", "#44AA99", "#DDCC77", "#E4E4E4"
+INK, WINE = "#404040", "#882255"
 
 PNG_DPI = 160
 
@@ -73,20 +79,21 @@ POLICY_LOOKS: dict[str, PolicyLook] = {
 
 # In the order in which they are stacked; the words are those of the waste identity.
 STATE_LOOKS: dict[str, StateLook] = {
-    "used": StateLook(BLUE, ""),
-    "reserved": StateLook(SKY, "///"),
-    "internal": StateLook(VERMILLION, "\\\\\\"),
-    "cached": StateLook(GREEN, "..."),
-    "external": StateLook(ORANGE, "xxx"),
-    "idle": StateLook("#E4E4E4", ""),
+    "used": StateLook(INDIGO, ""),
+    "reserved": StateLook(CYAN, "///"),
+    "internal": StateLook(ROSE, "\\\\\\"),
+    "cached": StateLook(TEAL, "..."),
+    "external": StateLook(SAND, "xxx"),
+    "idle": StateLook(PALE_GREY, ""),
 }
 STATES = tuple(STATE_LOOKS)
 
-_NEW_POLICY_LINE: Dashes = (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))  # used by no named policy: a newcomer never equals one
-_NEW_POLICY_LOOKS = tuple(
-    PolicyLook(colour, marker, _NEW_POLICY_LINE)
-    for marker in ("p", "H", "8", "o", "s", "^", "v", "D", "P", "X", "<", ">", "*", "h", "d")
+_NEWCOMER_LINE: Dashes = (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))
+_NEWCOMER_LOOKS = tuple(
+    PolicyLook(colour, marker, _NEWCOMER_LINE)
+    for marker in ("p", "H", "o", "s", "^", "v", "D", "P", "X", "<", ">", "*", "h", "d")
     for colour in (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+    if all((look.colour, look.marker) != (colour, marker) for look in POLICY_LOOKS.values())
 )
 
 
@@ -97,19 +104,19 @@ def policy_looks(names: Iterable[str]) -> dict[str, PolicyLook]:
     names of one figure fall on the same look does the later in the alphabet move on to the next free one.
 
     Raises:
-        ValueError: if there are more unknown names than looks (105).
+        ValueError: if there are more names outside the table than looks left for them (85).
     """
     names = list(dict.fromkeys(names))
     unknown = sorted(set(names) - POLICY_LOOKS.keys())
-    if len(unknown) > len(_NEW_POLICY_LOOKS):
-        raise ValueError(f"{len(unknown)} unknown policies; there are {len(_NEW_POLICY_LOOKS)} looks for them")
+    if len(unknown) > len(_NEWCOMER_LOOKS):
+        raise ValueError(f"{len(unknown)} unknown policies; there are {len(_NEWCOMER_LOOKS)} looks for them")
     taken: dict[int, str] = {}
     for name in unknown:
-        place = zlib.crc32(name.encode()) % len(_NEW_POLICY_LOOKS)
+        place = zlib.crc32(name.encode()) % len(_NEWCOMER_LOOKS)
         while place in taken:
-            place = (place + 1) % len(_NEW_POLICY_LOOKS)
+            place = (place + 1) % len(_NEWCOMER_LOOKS)
         taken[place] = name
-    newcomers = {name: _NEW_POLICY_LOOKS[place] for place, name in taken.items()}
+    newcomers = {name: _NEWCOMER_LOOKS[place] for place, name in taken.items()}
     return {name: POLICY_LOOKS.get(name) or newcomers[name] for name in names}
 
 
@@ -162,7 +169,15 @@ def write_footnote(figure: Figure, sentences: Iterable[str]) -> None:
     text = " ".join(sentence for sentence in sentences if sentence)
     if text:
         wrapped = fill(text, int(figure.get_figwidth() * 16))
-        figure.supxlabel(wrapped, x=0.012, ha="left", fontsize=7.5, color="#444444")
+        figure.supxlabel(wrapped, x=0.012, ha="left", fontsize=7.5, color=INK)
+
+
+def label_log_axis(axis: Axis, lowest: float, highest: float) -> None:
+    """Writes plain numbers on a logarithmic axis, at 1, 2 and 5 of each decade if it has few decades."""
+    steps = (1.0, 2.0, 5.0) if highest < 300 * lowest else (1.0,)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

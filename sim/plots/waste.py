@@ -20,17 +20,17 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from sim.plots.points import AXIS_LABELS, NAMES, Points, spell_value, split_keys
-from sim.plots.style import STATE_LOOKS, STATES, StateLook, new_figure, write_footnote, write_title
+from sim.plots.style import INK, STATE_LOOKS, STATES, StateLook, new_figure, write_footnote, write_title
 
 PANELS = {"share_": "over the whole run", "saturated_share_": "while requests wait"}
 COLUMNS = tuple(f"share_{state}" for state in STATES)
-MOST_BARS = 60  # a policy; more would not fit a page
+MOST_BARS = 100  # more would not fit a page
 NARROWEST_LABELLED = 0.07
 
 Shares = Mapping[str, float]
 
 # What a paper does not split any further: external fragmentation and everything else but the three before it.
-OTHERS = StateLook("#555555", "")
+OTHERS = StateLook(INK, "")
 PUBLISHED_LOOKS = {state: STATE_LOOKS[state] for state in ("used", "reserved", "internal")} | {"others": OTHERS}
 
 
@@ -70,7 +70,7 @@ def waste_figure(points: Points, published: Mapping[str, Shares] | None = None) 
     bars = _place_bars(points, split.by, published)
     panels = {prefix: text for prefix, text in PANELS.items() if _has(points.rows, prefix)}
 
-    figure = new_figure(2.9 + 3.5 * len(panels), 1.5 + 0.27 * (bars[-1].y + 1))
+    figure = new_figure(2.9 + 3.5 * len(panels), 1.5 + (0.27 if len(bars) <= 40 else 0.2) * (bars[-1].y + 1))
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     spreads = []
     for ax, (prefix, text) in zip(axes, panels.items(), strict=True):
@@ -78,10 +78,12 @@ def waste_figure(points: Points, published: Mapping[str, Shares] | None = None) 
         ax.set_title(text, loc="left")
         ax.set_xlim(0, 1)
         ax.xaxis.set_major_formatter(PercentFormatter(xmax=1))
-        ax.set_xlabel("mean share of the pool's slots, weighted by time")
+        ax.set_xlabel("time-weighted share of the pool")
         ax.grid(False, axis="y")
+        ax.tick_params(axis="y", which="both", length=0)
     _label_bars(axes[0], bars, split.by)
-    _add_legend(figure, [bar for bar in bars if bar.published], any(spreads))
+    occurring = [state for state in STATES if any((points.rows[f"{prefix}{state}"] > 0).any() for prefix in panels)]
+    _add_legend(figure, occurring, [bar.published for bar in bars if bar.published is not None], any(spreads))
     write_title(figure, "What does each policy do with the slots of the KV pool?", points.setting)
     over = f"Bars are means over points that differ in {', '.join(split.pooled)}." if split.pooled else ""
     write_footnote(figure, [over, points.left_out])
@@ -130,13 +132,13 @@ def _draw_bar(ax: Axes, bar: Bar, prefix: str) -> bool:
     assert bar.rows is not None
     shares = bar.rows[[f"{prefix}{state}" for state in STATES]].dropna().astype(float)
     if shares.empty:
-        ax.text(0.01, bar.y, "no request ever waited", va="center", fontsize=7.5, color="#444444")
+        ax.text(0.01, bar.y, "no request ever waited", va="center", fontsize=7.5, color=INK)
         return False
     left = 0.0
     for state, share in zip(STATES, shares.mean(), strict=True):
         look = STATE_LOOKS[state]
         ax.barh(bar.y, share, 0.8, left, **look.style)
-        _write_share(ax, left, share, bar.y, "black")
+        _write_share(ax, left, share, bar.y)
         left += share
     lowest, highest = shares.iloc[:, 0].min(), shares.iloc[:, 0].max()
     if highest - lowest < 0.001:
@@ -151,39 +153,40 @@ def _draw_published(ax: Axes, shares: Shares, y: float) -> None:
         share = shares.get(name, 0.0)
         if share > 0:
             ax.barh(y, share, 0.62, left, facecolor="white", hatch=look.hatch, edgecolor=look.colour, linewidth=1.2)
-            _write_share(ax, left, share, y, look.colour)
+            _write_share(ax, left, share, y)
         left += share
 
 
-def _write_share(ax: Axes, left: float, share: float, y: float, colour: str) -> None:
+def _write_share(ax: Axes, left: float, share: float, y: float) -> None:
     """The share in per cent inside its segment, if there is room; the outline keeps it legible on any hatch."""
     if share >= NARROWEST_LABELLED:
         halo = [withStroke(linewidth=2.2, foreground="white")]
         text = f"{100 * share:.1f}"
-        ax.text(left + share / 2, y, text, ha="center", va="center", fontsize=7, color=colour, path_effects=halo)
+        ax.text(left + share / 2, y, text, ha="center", va="center", fontsize=7, path_effects=halo)
 
 
 def _label_bars(ax: Axes, bars: Sequence[Bar], by: Sequence[str]) -> None:
     """Settings beside the bars, and further out each policy's name once, at the middle of its bars."""
     ax.set_ylim(bars[-1].y + 0.6, -0.6)
     ax.set_yticks([bar.y for bar in bars], [bar.label for bar in bars])
+    ax.yaxis.remove_overlapping_locs = False  # a name may well stand at the height of a bar
     heights = pd.Series([bar.y for bar in bars]).groupby([bar.policy for bar in bars], sort=False).mean()
     ax.set_yticks(heights.to_list(), [str(name) for name in heights.index], minor=True, weight="bold")
     widest = max(len(bar.label) for bar in bars)
-    ax.tick_params(axis="y", which="minor", length=0, labelsize=8.5, pad=6 + 5.0 * widest)
-    ax.tick_params(axis="y", which="major", length=0, labelsize=8)
+    ax.tick_params(axis="y", which="minor", labelsize=8.5, pad=6 + 5.0 * widest)
+    ax.tick_params(axis="y", which="major", labelsize=8)
     if by:
         named = [AXIS_LABELS.get(key, "" if key in NAMES else key) or key for key in by]
         ax.set_ylabel("policy · " + " · ".join(named))
 
 
-def _add_legend(figure: Figure, published: Sequence[Bar], has_range: bool) -> None:
-    handles: list[Artist] = [Patch(**look.style, label=state) for state, look in STATE_LOOKS.items()]
+def _add_legend(figure: Figure, states: Sequence[str], published: Sequence[Shares], has_range: bool) -> None:
+    handles: list[Artist] = [Patch(**STATE_LOOKS[state].style, label=state) for state in states]
     if has_range:
         handles.append(Line2D([], [], color="black", marker="|", linewidth=1.2, label="used: lowest to highest"))
     if published:
         handles.append(Patch(facecolor="white", edgecolor="black", linewidth=1.2, label="published (outlined)"))
-        if any(bar.published and "others" in bar.published for bar in published):
+        if any("others" in shares for shares in published):
             label = "published: external\nand others"
             handles.append(Patch(facecolor="white", edgecolor=OTHERS.colour, linewidth=1.2, label=label))
     figure.legend(handles=handles, loc="outside right center", handlelength=2.2, handleheight=1.2)

@@ -26,7 +26,7 @@ class ContinuousBatching:
         max_model_len: most tokens of one request, prompt and output together.
         policy: the waiting queue and the choice of a victim.
         max_num_seqs: most sequences in the running queue.
-        max_num_batched_tokens: token budget of one step.
+        max_num_batched_tokens: token budget of one step; None: the model limit, so that any prompt fits into one.
         chunked_prefill: a waiting sequence may start with only a part of its tokens.
         long_prefill_token_threshold: most tokens that one sequence gets in a step; 0 means no such cap.
         long_prefill_token_threshold_adaptive: raise the cap to the budget's even share where that is larger.
@@ -44,19 +44,22 @@ class ContinuousBatching:
         max_model_len: int,
         policy: QueuePolicy,
         max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 8192,
+        max_num_batched_tokens: int | None = None,
         chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
         long_prefill_token_threshold_adaptive: bool = False,
         scheduler_reserve_full_isl: bool = True,
         reject_oversize: bool = True,
     ) -> None:
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = max_model_len
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
             if value < 1:
                 raise UserError(f"scheduler.{name} is {value}; expected a whole number of at least 1.")
         if long_prefill_token_threshold < 0:
             raise UserError(
-                f"scheduler.long_prefill_token_threshold is {long_prefill_token_threshold}; expected at least 0 (0 is no cap)."
+                f"scheduler.long_prefill_token_threshold is {long_prefill_token_threshold}; "
+                "expected at least 0 (0 is no cap)."
             )
         self.memory = memory
         self.max_model_len = max_model_len
@@ -119,19 +122,21 @@ class ContinuousBatching:
         """Who waits for what, when nothing can be scheduled."""
         head = self.waiting.head()
         occupancy = self.memory.occupancy(head)
+        free = occupancy.idle + occupancy.cached + occupancy.external
         return (
-            f"request {head.request.request_id} waits at the head of {len(self.waiting)} with {head.known} tokens to place; "
-            f"{occupancy.idle + occupancy.cached + occupancy.external} of {self.memory.num_slots} slots are free, "
-            f"the largest run {occupancy.largest_free_run}, and {len(self.running)} requests run"
+            f"request {head.request.request_id} waits at the head of {len(self.waiting)} with {head.known} tokens to "
+            f"place; {free} of {self.memory.num_slots} slots are free, the largest run {occupancy.largest_free_run}, "
+            f"and {len(self.running)} requests run"
         )
 
     def _reason_to_reject(self, sequence: Sequence) -> str | None:
         prompt = sequence.request.prompt_tokens
         if prompt >= self.max_model_len:
             return f"prompt of {prompt} tokens leaves no room for output under max_model_len {self.max_model_len}"
-        # A sequence that is preempted just before its last token comes back with all tokens but one to compute at once.
-        if not self._chunked_prefill and sequence.final - 1 > self._budget:
-            return f"needs {sequence.final - 1} tokens in one step without chunked prefill, the budget is {self._budget}"
+        # One that is preempted just before its last token comes back with all tokens but that one to compute at once.
+        most = sequence.final - 1
+        if not self._chunked_prefill and most > self._budget:
+            return f"needs {most} tokens in one step without chunked prefill, the budget is {self._budget}"
         return self.memory.never_fits(sequence)
 
     def _cap_of_this_step(self) -> int:
@@ -206,6 +211,7 @@ class ContinuousBatching:
         work = StepWork(num_sequences=len(batch))
         for sequence, tokens in batch:
             context = sequence.computed
+            work.num_generated += context == sequence.known
             if tokens == 1:
                 work.decode_sequences += 1
                 work.decode_context += context

@@ -66,7 +66,7 @@ class Fcfs:
 
 
 class Priority:
-    """Smaller priority first, then earlier arrival; the running sequence that is worst by that order goes (rules 9, 15)."""
+    """Smaller priority first, then earlier arrival; the worst running sequence by that order goes (rules 9, 15)."""
 
     def __init__(self) -> None:
         self._queue: list[Sequence] = []  # worst first, so that the head is taken from the end

@@ -1,8 +1,8 @@
 """The Azure LLM inference traces of 2023 (Splitwise, ISCA 2024) and 2024 (DynamoLLM, HPCA 2025).
 
-CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, found by their names. Both years' quirks are accepted,
-also mixed in one file: CRLF, no end of the last line, blank lines, 7, 6 or no digits after the second, a UTC offset or
-none (a time without one is taken as UTC). The files hold up to 16.8 million rows, so they are streamed.
+CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, found by their names. Both years' quirks are
+accepted, also mixed in one file: CRLF, no end of the last line, blank lines, 7, 6 or no digits after the second, a UTC
+offset or none (a time without one is taken as UTC). The files hold up to 16.8 million rows, so they are streamed.
 """
 
 import calendar

@@ -93,7 +93,7 @@ class CsvColumns:
                 first_line += block.num_lines
 
     def columns(self, block: CsvBlock) -> list[Any] | None:
-        """One Arrow array of strings for each of the names, one element a line; None if the lines are not that plain."""
+        """One Arrow array of strings for each name, one element a line; None if the lines are not that plain."""
         names = [str(number) for number in range(self._num_fields)]
         wanted = [names[number] for number in self._wanted]
         try:

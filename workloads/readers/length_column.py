@@ -32,7 +32,9 @@ def count_lengths(path: str, column: str) -> Occurrences:
     file = source_file(path)
     reader = readers.get(file.suffix.lower())
     if reader is None:
-        raise UserError(f"{path} is no file that lengths can be taken from; expected one ending in {', '.join(readers)}.")
+        raise UserError(
+            f"{path} is no file that lengths can be taken from; expected one ending in {', '.join(readers)}."
+        )
     occurrences = reader(path, file, column)
     if not occurrences:
         raise UserError(f"{path} has no rows; expected at least one length in {column}. Check the file.")

@@ -1,8 +1,9 @@
 """The Mooncake traces (Qin et al., FAST 2025) and others in their format, with the identity of each prompt's content.
 
 JSON Lines with the keys `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`: one id for each
-512 tokens of the prompt, the last of which may be a partial block. An id stands for all of the prompt up to and including
-its block, so equal ids mean a prefix that can be shared. Times stay as the trace counts them; they are not shifted to 0.
+512 tokens of the prompt, the last of which may be a partial block. An id stands for all of the prompt up to and
+including its block, so equal ids mean a prefix that can be shared. Times stay as the trace counts them; they are not
+shifted to 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,12 +29,14 @@ class MooncakeTrace:
             `dropped`. Rows out of order are no fault of one row, and always an error.
 
     Raises:
-        UserError: no such file, or a block size below 1. Iterating raises it for rows: it names the line and the remedy.
+        UserError: no such file, or a block size below 1. Iterating raises it for rows, and names line and remedy.
     """
 
     def __init__(self, path: str, block_size: int = 512, on_bad_row: OnBadRow = "error") -> None:
         if block_size < 1:
-            raise UserError(f"workload.block_size is {block_size}; expected at least 1 token. Mooncake's traces have 512.")
+            raise UserError(
+                f"workload.block_size is {block_size}; expected at least 1 token. Mooncake's traces have 512."
+            )
         self._path = path
         self._file = source_file(path)
         self._block_size = block_size
@@ -61,8 +64,8 @@ class MooncakeTrace:
                 continue
             if request.arrival_s < latest_s:
                 raise UserError(
-                    f"{self._path}, line {line}: timestamp {request.arrival_s * 1e3:.15g} is earlier than the row before; "
-                    "expected rows in order of time. Sort the file by timestamp."
+                    f"{self._path}, line {line}: timestamp {request.arrival_s * 1e3:.15g} is earlier than the row "
+                    "before; expected rows in order of time. Sort the file by timestamp."
                 )
             latest_s = request.arrival_s
             num_kept += 1

@@ -1,1 +1,1 @@
-"""How a contiguous policy finds a run of units in its pool, one file an algorithm."""
+"""How a contiguous policy finds a run of blocks in its pool, one file an algorithm."""

@@ -14,16 +14,16 @@ class Buddy:
     """Hands out aligned power-of-two regions.
 
     Args:
-        num_units: size of the pool; at least 1.
+        num_blocks: size of the pool; at least 1.
     """
 
-    def __init__(self, num_units: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._free: dict[int, list[int]] = {}  # size -> starts, ascending
-        self.num_free = num_units
+        self.num_free = num_blocks
         start = 0
-        for bit in reversed(range(num_units.bit_length())):
+        for bit in reversed(range(num_blocks.bit_length())):
             self._free[1 << bit] = []
-            if num_units >> bit & 1:
+            if num_blocks >> bit & 1:
                 self._free[1 << bit].append(start)
                 start += 1 << bit
 
@@ -32,13 +32,13 @@ class Buddy:
         """The largest free region."""
         return max((size for size, starts in self._free.items() if starts), default=0)
 
-    def rounded(self, num_units: int) -> int:
+    def rounded(self, num_blocks: int) -> int:
         """The next power of two."""
-        return 1 << (num_units - 1).bit_length()
+        return 1 << (num_blocks - 1).bit_length()
 
-    def allocate(self, num_units: int) -> range | None:
+    def allocate(self, num_blocks: int) -> range | None:
         """The lowest of the smallest free regions that are large enough; the halves that it leaves become free."""
-        wanted = size = self.rounded(num_units)
+        wanted = size = self.rounded(num_blocks)
         while not self._free.get(size):
             size *= 2
             if size not in self._free:
@@ -50,9 +50,9 @@ class Buddy:
         self.num_free -= wanted
         return range(start, start + wanted)
 
-    def free(self, units: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """Frees a region and merges it with its buddy as long as that is free too."""
-        start, size = units[0], len(units)
+        start, size = blocks[0], len(blocks)
         self.num_free += size
         # A region at the pool's ragged end has no buddy of its own size there, so a merge never leaves the pool.
         while (starts := self._free.get(size)) and (buddy := start ^ size) in starts:

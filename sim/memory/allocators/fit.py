@@ -11,40 +11,40 @@ class _FreeRuns(ABC):
     """The free runs of a pool in order of address; which of them serves a request is the subclass's rule.
 
     Args:
-        num_units: size of the pool; at least 1.
+        num_blocks: size of the pool; at least 1.
     """
 
-    def __init__(self, num_units: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._starts = [0]
-        self._sizes = [num_units]
-        self.num_free = num_units
+        self._sizes = [num_blocks]
+        self.num_free = num_blocks
 
     @property
     def largest_free(self) -> int:
         """The largest free run."""
         return max(self._sizes, default=0)
 
-    def rounded(self, num_units: int) -> int:
+    def rounded(self, num_blocks: int) -> int:
         """No rounding."""
-        return num_units
+        return num_blocks
 
-    def allocate(self, num_units: int) -> range | None:
+    def allocate(self, num_blocks: int) -> range | None:
         """The beginning of the chosen run."""
-        index = self._choose(num_units)
+        index = self._choose(num_blocks)
         if index is None:
             return None
         start = self._starts[index]
-        if self._sizes[index] == num_units:
+        if self._sizes[index] == num_blocks:
             del self._starts[index], self._sizes[index]
         else:
-            self._starts[index] += num_units
-            self._sizes[index] -= num_units
-        self.num_free -= num_units
-        return range(start, start + num_units)
+            self._starts[index] += num_blocks
+            self._sizes[index] -= num_blocks
+        self.num_free -= num_blocks
+        return range(start, start + num_blocks)
 
-    def free(self, units: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """Frees a run and merges it with free neighbours."""
-        start, size = units[0], len(units)
+        start, size = blocks[0], len(blocks)
         self.num_free += size
         index = bisect.bisect(self._starts, start)
         if index < len(self._starts) and self._starts[index] == start + size:
@@ -57,41 +57,41 @@ class _FreeRuns(ABC):
             self._sizes.insert(index, size)
 
     @abstractmethod
-    def _choose(self, num_units: int) -> int | None:
+    def _choose(self, num_blocks: int) -> int | None:
         """Index of the run to take from, or None if none is large enough."""
 
 
 class FirstFit(_FreeRuns):
     """The run with the lowest address that is large enough."""
 
-    def _choose(self, num_units: int) -> int | None:
-        return next((index for index, size in enumerate(self._sizes) if size >= num_units), None)
+    def _choose(self, num_blocks: int) -> int | None:
+        return next((index for index, size in enumerate(self._sizes) if size >= num_blocks), None)
 
 
 class BestFit(_FreeRuns):
     """The smallest run that is large enough, the lowest address of several."""
 
-    def _choose(self, num_units: int) -> int | None:
-        fitting = [(size, index) for index, size in enumerate(self._sizes) if size >= num_units]
+    def _choose(self, num_blocks: int) -> int | None:
+        fitting = [(size, index) for index, size in enumerate(self._sizes) if size >= num_blocks]
         return min(fitting)[1] if fitting else None
 
 
 class NextFit(_FreeRuns):
     """First fit that goes on from where the last allocation ended, and begins again at the bottom."""
 
-    def __init__(self, num_units: int) -> None:
-        super().__init__(num_units)
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
         self._rover = 0  # address after the last allocation
 
-    def allocate(self, num_units: int) -> range | None:
+    def allocate(self, num_blocks: int) -> range | None:
         """The beginning of the chosen run; the next search goes on behind it."""
-        region = super().allocate(num_units)
+        region = super().allocate(num_blocks)
         if region is not None:
             self._rover = region.stop
         return region
 
-    def _choose(self, num_units: int) -> int | None:
+    def _choose(self, num_blocks: int) -> int | None:
         # A run that merged across the rover counts as lying below it.
         first = bisect.bisect_left(self._starts, self._rover)
         order = [*range(first, len(self._starts)), *range(first)]
-        return next((index for index in order if self._sizes[index] >= num_units), None)
+        return next((index for index in order if self._sizes[index] >= num_blocks), None)

@@ -1,4 +1,4 @@
-"""What a contiguous memory policy may ask of an allocator. A unit is a block of the policy: a slot, where blocks are 1."""
+"""What a contiguous memory policy may ask of an allocator. Its block is a single slot where the block size is 1."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class Allocator(Protocol):
-    """Hands out units 0 … num_units - 1 of a pool and takes them back."""
+    """Hands out blocks 0 … num_blocks - 1 of a pool and takes them back."""
 
-    def rounded(self, num_units: int) -> int:
-        """Units that a request for `num_units` takes."""
+    def rounded(self, num_blocks: int) -> int:
+        """Blocks that a request for `num_blocks` takes."""
 
-    def allocate(self, num_units: int) -> Sequence[int] | None:
-        """`rounded(num_units)` free units in table order, or None if no place is large enough; nothing has changed then."""
+    def allocate(self, num_blocks: int) -> Sequence[int] | None:
+        """`rounded(num_blocks)` free blocks in table order; None, and nothing has changed, if no place is large enough."""
 
-    def free(self, units: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """Takes back exactly what one `allocate` gave."""
 
     @property
     def num_free(self) -> int:
-        """Free units in all."""
+        """Free blocks in all."""
 
     @property
     def largest_free(self) -> int:

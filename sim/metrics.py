@@ -1,0 +1,187 @@
+"""The figures of a run: latencies of requests, throughput, and time averages of the queues and of the pool.
+
+Names and units are those of `vllm bench serve` where it has the figure. Averages of the pool are weighted by time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from sim.memory.interface import Occupancy
+
+PERCENTILES = (50, 90, 95, 99)
+SHARES = tuple(f.name for f in fields(Occupancy) if f.name != "largest_free_run")
+
+
+@dataclass(slots=True)
+class Samples:
+    """Values with how often each occurred, for exact percentiles."""
+
+    values: array[float] = field(default_factory=lambda: array("d"))
+    counts: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Counts `value` so many times more."""
+        self.values.append(value)
+        self.counts.append(count)
+
+    def statistics(self, name: str, scale: float) -> dict[str, float | None]:
+        """Mean, median, standard deviation and percentiles under `vllm bench serve`'s keys, None without samples.
+
+        Args:
+            name: such as `ttft`; the keys are `mean_ttft_ms` …
+            scale: what the values are multiplied by, 1000 for milliseconds.
+        """
+        keys = [f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
+        if not self.values:
+            return dict.fromkeys(keys, None)
+        values, counts = np.asarray(self.values) * scale, np.asarray(self.counts)
+        mean = float(np.average(values, weights=counts))
+        std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+        order = np.argsort(values, kind="stable")
+        values, upto = values[order], np.cumsum(counts[order])
+        quantiles = [_quantile(values, upto, p / 100) for p in (50, *PERCENTILES)]
+        return dict(zip(keys, (mean, quantiles[0], std, *quantiles[1:]), strict=True))
+
+
+def _quantile(values: np.ndarray, upto: np.ndarray, q: float) -> float:
+    """Linear interpolation between order statistics, as `numpy.percentile` does it, over values with counts.
+
+    Args:
+        values: shape (n,), ascending.
+        upto: shape (n,), how many samples there are up to and including each value.
+        q: from 0 to 1.
+    """
+    position = q * (int(upto[-1]) - 1)
+    below = int(position)
+    low = values[np.searchsorted(upto, below, side="right")]
+    high = values[np.searchsorted(upto, min(below + 1, int(upto[-1]) - 1), side="right")]
+    return float(low + (high - low) * (position - below))
+
+
+@dataclass(slots=True)
+class TimeAverage:
+    """Integrals over time of the pool's shares and of the queue lengths.
+
+    Args:
+        seconds: time integrated over.
+        slots: slot-seconds of each waste name, in the order of `SHARES`.
+    """
+
+    seconds: float = 0.0
+    slots: list[float] = field(default_factory=lambda: [0.0] * len(SHARES))
+    running: float = 0.0
+    waiting: float = 0.0
+
+    def add(self, seconds: float, occupancy: Occupancy, running: int, waiting: int) -> None:
+        """A stretch of `seconds` in which all of this held."""
+        self.seconds += seconds
+        slots = self.slots
+        slots[0] += occupancy.used * seconds
+        slots[1] += occupancy.reserved * seconds
+        slots[2] += occupancy.internal * seconds
+        slots[3] += occupancy.cached * seconds
+        slots[4] += occupancy.external * seconds
+        slots[5] += occupancy.idle * seconds
+        self.running += running * seconds
+        self.waiting += waiting * seconds
+
+    def means(self, num_slots: int, prefix: str = "") -> dict[str, float | None]:
+        """Time averages, None if no time has passed.
+
+        Args:
+            num_slots: slots in the pool, for the shares.
+            prefix: put before `share_<name>`.
+        """
+        if not self.seconds:
+            return dict.fromkeys((f"{prefix}share_{name}" for name in SHARES), None)
+        whole = self.seconds * num_slots
+        return {f"{prefix}share_{name}": total / whole for name, total in zip(SHARES, self.slots, strict=True)}
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened so far."""
+
+    completed: int = 0
+    rejected: int = 0
+    cut_off: int = 0  # completed at the model limit, with fewer tokens than asked for
+    input_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    scheduled_tokens: int = 0
+    preemptions: int = 0
+    tokens_recomputed: int = 0
+    max_running: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Everything that `summary.json` says of the run."""
+
+    num_slots: int
+    totals: Totals = field(default_factory=Totals)
+    whole: TimeAverage = field(default_factory=TimeAverage)
+    saturated: TimeAverage = field(default_factory=TimeAverage)  # while at least one request waits
+    ttft: Samples = field(default_factory=Samples)
+    tpot: Samples = field(default_factory=Samples)
+    itl: Samples = field(default_factory=Samples)
+    e2el: Samples = field(default_factory=Samples)
+    normalized: Samples = field(default_factory=Samples)
+    first_arrival_s: float | None = None
+    last_finish_s: float = 0.0
+
+    def stretch(self, seconds: float, occupancy: Occupancy, running: int, waiting: int) -> None:
+        """Time that has passed with the pool and the queues as given."""
+        self.whole.add(seconds, occupancy, running, waiting)
+        if waiting:
+            self.saturated.add(seconds, occupancy, running, waiting)
+        if running > self.totals.max_running:
+            self.totals.max_running = running
+
+    def summary(self) -> dict[str, Any]:
+        """The figures; latencies in milliseconds, everything else in SI units."""
+        totals = self.totals
+        duration = max(0.0, self.last_finish_s - (self.first_arrival_s or 0.0)) if totals.completed else 0.0
+
+        def rate(count: int) -> float | None:
+            return count / duration if duration else None
+
+        latencies: dict[str, float | None] = {}
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            latencies |= getattr(self, name).statistics(name, 1000.0)
+        return {
+            "completed": totals.completed,
+            "failed": totals.rejected,
+            "cut_off": totals.cut_off,
+            "total_input_tokens": totals.input_tokens,
+            "total_output_tokens": totals.output_tokens,
+            "duration": duration,
+            "request_throughput": rate(totals.completed),
+            "output_throughput": rate(totals.output_tokens),
+            "total_token_throughput": rate(totals.input_tokens + totals.output_tokens),
+            **latencies,
+            "mean_normalized_latency_ms": self.normalized.statistics("", 1000.0)["mean__ms"],
+            "steps": totals.steps,
+            "scheduled_tokens": totals.scheduled_tokens,
+            "preemptions": totals.preemptions,
+            "tokens_recomputed": totals.tokens_recomputed,
+            "prefix_queried_tokens": totals.prefix_queried_tokens,
+            "prefix_hit_tokens": totals.prefix_hit_tokens,
+            "max_running": totals.max_running,
+            "mean_running": self.whole.running / self.whole.seconds if self.whole.seconds else None,
+            "mean_waiting": self.whole.waiting / self.whole.seconds if self.whole.seconds else None,
+            "pool_slots": self.num_slots,
+            **self.whole.means(self.num_slots),
+            "saturated_s": self.saturated.seconds,
+            "mean_running_saturated": (
+                self.saturated.running / self.saturated.seconds if self.saturated.seconds else None
+            ),
+            **self.saturated.means(self.num_slots, "saturated_"),
+        }

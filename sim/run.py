@@ -1,0 +1,113 @@
+"""One run from its config: builds the parts, lets the engine serve, and leaves a complete run folder behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import simpy
+from omegaconf import DictConfig
+
+from sim.config import build, resolved
+from sim.engine import Arrivals, Engine
+from sim.hardware import Deployment, Hardware, deployment_from
+from sim.kv_layout import ModelSpec, kv_bytes_per_token, model_len, pool_blocks
+from sim.memory.interface import KVMemory
+from sim.plan import StepTimer
+from sim.progress import Progress
+from sim.recorder import Recorder, Status
+from sim.scheduler.continuous import ContinuousBatching
+from sim.tables import write_text
+from workloads.limit import FirstRequests
+from workloads.request import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    model: ModelSpec
+    hardware: Hardware
+    deployment: Deployment
+    workload: Workload
+    memory: KVMemory
+    scheduler: ContinuousBatching
+    timer: StepTimer
+
+
+def assemble(config: DictConfig) -> Parts:
+    """Builds every part that the config names.
+
+    Raises:
+        UserError: an option that does not exist, has the wrong type or does not fit the others.
+    """
+    deployment = deployment_from(config)
+    model: ModelSpec = build(config.model, "model")
+    hardware: Hardware = build(config.hardware, "hardware")
+    limit = model_len(model, deployment)
+    num_blocks = pool_blocks(
+        model,
+        hardware,
+        deployment,
+        block_size=config.memory.block_size,
+        num_blocks=config.memory.get("num_blocks"),
+        max_num_seqs=config.scheduler.max_num_seqs,
+    )
+    memory = build(config.memory, "memory", num_blocks=num_blocks, max_model_len=limit)
+    return Parts(
+        model=model,
+        hardware=hardware,
+        deployment=deployment,
+        workload=_workload(config, limit),
+        memory=memory,
+        scheduler=build(config.scheduler, "scheduler", memory=memory, max_model_len=limit),
+        timer=build(config.timing, "timing", model=model, hardware=hardware, deployment=deployment),
+    )
+
+
+def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Runs to the end and writes the run folder; returns the summary.
+
+    Args:
+        config: a composed `conf/sim.yaml`.
+        folder: where the results go.
+        facts: what the summary says of the run first, such as the names of its parts.
+
+    Raises:
+        UserError: the run cannot start, or makes no progress; in the latter case the folder is complete up to there.
+    """
+    parts = assemble(config)
+    write_text(folder / "config.yaml", resolved(config))
+    memory, model = parts.memory, parts.model
+    facts = facts | {
+        "block_size": memory.block_size,
+        "pool_blocks": memory.num_slots // memory.block_size,
+        "max_model_len": parts.scheduler.max_model_len,
+        "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
+    }
+    recorder = Recorder(folder, memory.num_slots)
+    env = simpy.Environment()
+    with Progress(parts.workload.num_requests) as progress:
+        try:
+            arrivals = Arrivals(iter(parts.workload))
+            engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update)
+            env.process(engine.serve())
+            env.run()
+        except BaseException as error:
+            stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            try:
+                for sequence in (*parts.scheduler.running, *parts.scheduler.waiting):
+                    recorder.unfinished(sequence)
+                recorder.close(stopped, facts, f"{error}" or type(error).__name__)
+            finally:
+                recorder.discard()
+            raise
+    return recorder.close("complete", facts)
+
+
+def _workload(config: DictConfig, max_model_len: int) -> Workload:
+    """The workload, cut to `workload.limit` requests."""
+    workload: Workload = build(config.workload, "workload", ("limit",), seed=config.seed, max_model_len=max_model_len)
+    limit = config.workload.get("limit")
+    return workload if limit is None else FirstRequests(workload, limit)

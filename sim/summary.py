@@ -1,0 +1,146 @@
+"""The tables that a run and a sweep print on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.metrics import SHARES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
+
+
+def print_run(summary: dict[str, Any]) -> None:
+    """The figures of one run."""
+    console = _console()
+    title = f"{summary['engine']}: {summary['model']} on {summary['hardware']}, {summary['workload']}"
+    figures = Table(title=title, title_justify="left")
+    figures.add_column("figure")
+    figures.add_column("value", justify="right")
+    for name, value in (
+        ("requests finished", f"{summary['completed']:,}"),
+        ("requests rejected", f"{summary['failed']:,}"),
+        ("requests cut off at the model limit", f"{summary['cut_off']:,}"),
+        ("prompt tokens", f"{summary['total_input_tokens']:,}"),
+        ("output tokens", f"{summary['total_output_tokens']:,}"),
+        ("duration", _number(summary["duration"], "s", ",.1f")),
+        ("request throughput", _number(summary["request_throughput"], "requests/s", ",.2f")),
+        ("output throughput", _number(summary["output_throughput"], "token/s", ",.1f")),
+        ("steps", f"{summary['steps']:,}"),
+        ("preemptions", f"{summary['preemptions']:,}"),
+        ("tokens recomputed", f"{summary['tokens_recomputed']:,}"),
+        ("running requests, mean", _number(summary["mean_running"], "", ",.2f")),
+        ("running requests, while others wait", _number(summary["mean_running_saturated"], "", ",.2f")),
+        ("waiting requests, mean", _number(summary["mean_waiting"], "", ",.2f")),
+    ):
+        figures.add_row(name, value)
+    console.print(figures)
+
+    latencies = Table(title="latency, ms", title_justify="left")
+    for column in ("", "mean", "p50", "p90", "p95", "p99"):
+        latencies.add_column(column, justify="right" if column else "left")
+    for label, key in LATENCIES:
+        cells = (_number(summary[f"{what}_{key}_ms"], "", ",.1f") for what in ("mean", "p50", "p90", "p95", "p99"))
+        latencies.add_row(label, *cells)
+    console.print(latencies)
+
+    waste = Table(
+        title=f"pool of {summary['pool_blocks']:,} blocks of {summary['block_size']} = {summary['pool_slots']:,} slots",
+        title_justify="left",
+    )
+    for column in ("", *SHARES):
+        waste.add_column(column, justify="right" if column else "left")
+    for label, prefix in (("whole run", ""), ("while requests wait", "saturated_")):
+        waste.add_row(label, *(_percent(summary[f"{prefix}share_{name}"]) for name in SHARES))
+    console.print(waste)
+
+
+def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, float]]) -> None:
+    """One row a point: what differs between them, then the main figures; published figures in a table below."""
+    console = _console()
+    done = table[table["status"] == "complete"]
+    varying = _varying(table)
+    view = Table(title=f"sweep of {len(table)} points, {len(done)} complete", title_justify="left")
+    columns = (
+        ("requests/s", "request_throughput", ",.2f"),
+        ("token/s", "output_throughput", ",.0f"),
+        ("norm. latency ms", "mean_normalized_latency_ms", ",.1f"),
+        ("p99 TTFT ms", "p99_ttft_ms", ",.0f"),
+        ("running", "mean_running", ",.2f"),
+        ("preemptions", "preemptions", ",.0f"),
+    )
+    for name in varying:
+        view.add_column(name.rpartition(".")[2])
+    for label, _, _ in columns:
+        view.add_column(label, justify="right")
+    for name in SHARES:
+        view.add_column(name, justify="right")
+    for _, row in table.iterrows():
+        head = [str(row[name]) for name in varying]
+        if row["status"] != "complete":
+            view.add_row(*head, str(row["status"]))
+            continue
+        cells = (_number(row[key], "", form) for _, key, form in columns)
+        view.add_row(*head, *cells, *(_percent(row[f"share_{name}"]) for name in SHARES))
+    console.print(view)
+    if published:
+        console.print(_beside_published(done, published))
+
+
+def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, float]]) -> Table:
+    """Ours while requests wait, where any did, and the published figure after a slash.
+
+    The paper's *external fragmentation & others* is our external and idle slots together.
+    """
+    view = Table(title="ours / published (time average while requests wait, where any did)", title_justify="left")
+    for column in ("engine", "block size", "used", "reserved", "internal", "others", "running requests"):
+        view.add_column(column, justify="left" if column == "engine" else "right")
+    for _, row in done.iterrows():
+        theirs = published.get(str(row["engine"]))
+        if theirs is None:
+            continue
+        prefix = (
+            "saturated_" if _given(row["mean_running_saturated"]) and row["saturated_s"] > 0.5 * row["duration"] else ""
+        )
+        ours = {name: row[f"{prefix}share_{name}"] for name in SHARES}
+        ours["others"] = ours["external"] + ours["idle"] + ours["cached"]
+        running = row["mean_running_saturated" if prefix else "mean_running"]
+        cells = (
+            f"{_percent(ours[name])} / {_percent(theirs.get(name))}"
+            for name in ("used", "reserved", "internal", "others")
+        )
+        beside = f"{_number(running, '', ',.2f')} / {_number(theirs.get('running'), '', ',.2f')}"
+        view.add_row(str(row["engine"]), str(row["block_size"]), *cells, beside)
+    return view
+
+
+def _varying(table: pd.DataFrame) -> list[str]:
+    """Columns of the overrides that differ between points."""
+    keys = list(table.columns[2 : list(table.columns).index("status")])
+    names = [
+        name for name in ("engine", "model", "hardware", "workload", "request_rate", *keys) if name in table.columns
+    ]
+    return [name for name in dict.fromkeys(names) if table[name].astype(str).nunique() > 1] or ["engine"]
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value == value  # NaN is not equal to itself
+
+
+def _number(value: Any, unit: str, form: str) -> str:
+    return f"{value:{form}} {unit}".rstrip() if _given(value) else "-"
+
+
+def _percent(share: Any) -> str:
+    return f"{100 * share:.1f} %" if _given(share) else "-"
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for every table where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 200)
