@@ -28,6 +28,23 @@ from workloads.request import Request, TokenIds
 
 Record = dict[str, Any]
 
+CONFIG_KEYS = (
+    "block_size",
+    "num_gpu_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "policy",
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "record_detail",
+)
+TRACE_KEYS = ("request_id", "arrival_step", "prompt_tokens", "output_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -54,20 +71,29 @@ def check_case(folder: Path) -> Verdict:
     Raises:
         UserError: a file of the case is missing or unreadable.
     """
-    config = json.loads(_text(folder, "config.json"))
-    expected_summary = json.loads(_text(folder, "summary.json"))
-    run = Run(config, [json.loads(line) for line in _lines(folder, "trace.jsonl")])
+    config = _json(folder, "config.json", "".join(_lines(folder, "config.json")), 1)
+    expected_summary = _json(folder, "summary.json", "".join(_lines(folder, "summary.json")), 1)
+    trace = list(_records(folder, "trace.jsonl"))
+    _require(CONFIG_KEYS, config, f"{folder / 'config.json'}")
+    for number, line in enumerate(trace, 1):
+        _require(TRACE_KEYS, line, f"{folder / 'trace.jsonl'}, line {number}:")
+    run = Run(config, trace)
     lines = 0
     # A recording of a run that never ends stops after a first stretch; then so do we.
     cut_short = expected_summary.get("status") not in ("completed", "stuck")
-    recorded = (json.loads(line) for line in _lines(folder, "steps.jsonl"))
-    for expected, got in zip_longest(recorded, run.steps()):
+    for expected, got in zip_longest(_records(folder, "steps.jsonl"), run.steps()):
         if expected is None and cut_short:
             return Verdict(folder.name, lines, None)
         lines += 1
         if difference := _first_difference((expected or got)["step"], expected or {}, got or {}):
             return Verdict(folder.name, lines, difference)
     return Verdict(folder.name, lines, _first_difference("summary", expected_summary, run.summary()))
+
+
+def _require(keys: tuple[str, ...], record: Record, where: str) -> None:
+    for key in keys:
+        if key not in record:
+            raise UserError(f"{where} has no {key}; see the cases in tests/data/conformance.")
 
 
 def _first_difference(step: int | str, expected: Record, got: Record) -> Difference | None:
@@ -260,27 +286,40 @@ def request_of(index: int, line: Record, caching: bool) -> Request:
     return Request(index, float(line["arrival_step"]), prompt, output, line.get("priority", 0), tokens)
 
 
-def _prompt_ids(index: int, line: Record) -> list[int]:
+def _prompt_ids(index: int, line: Record) -> Iterable[int]:
     if line.get("prompt_token_ids") is not None:
-        return list(line["prompt_token_ids"])
+        return map(int, line["prompt_token_ids"])
     position = np.arange(line["prompt_tokens"], dtype=np.int64)
     if line.get("hash_ids") is not None:
         ids = np.asarray(line["hash_ids"], dtype=np.int64)
-        return ((ids[position // 512] * 512 + position % 512) % 50021 + 100).tolist()
-    return (1_000_000 + index + (position * 7919) % 1_000_003).tolist()
+        return map(int, (ids[position // 512] * 512 + position % 512) % 50021 + 100)
+    return map(int, 1_000_000 + index + (position * 7919) % 1_000_003)
 
 
-def _output_ids(index: int, count: int) -> list[int]:
+def _output_ids(index: int, count: int) -> Iterable[int]:
     position = np.arange(count, dtype=np.int64)
-    return ((index * 7919 + position * 104_729 + 12_345) % 32_000).tolist()
+    return map(int, (index * 7919 + position * 104_729 + 12_345) % 32_000)
 
 
 def _sorted(pairs: Iterable[tuple[str, Any]]) -> Record:
     return dict(sorted(pairs))
 
 
-def _text(folder: Path, name: str) -> str:
-    return "".join(_lines(folder, name))
+def _records(folder: Path, name: str) -> Iterator[Record]:
+    for number, line in enumerate(_lines(folder, name), 1):
+        yield _json(folder, name, line, number)
+
+
+def _json(folder: Path, name: str, text: str, line: int) -> Record:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"{folder / name}, line {line}: not JSON ({error}); see the cases in tests/data/conformance."
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{folder / name}, line {line}: expected an object; see the cases in tests/data/conformance.")
+    return content
 
 
 def _lines(folder: Path, name: str) -> Iterator[str]:

@@ -141,5 +141,5 @@ class Engine:
         if self._fruitless_tokens > NO_PROGRESS_POOLS * self._memory.num_slots:
             raise NoProgress(
                 f"{self._fruitless_tokens} tokens were computed and none was gained: requests preempt each other for "
-                f"ever; {self.scheduler.explain_stall()}. Take a larger pool or scheduler.scheduler_reserve_full_isl=true."
+                f"ever; {self.scheduler.explain_stall()}. Take a larger pool or scheduler_reserve_full_isl=true."
             )

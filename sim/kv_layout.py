@@ -153,7 +153,7 @@ class ModelSpec:
         return (self.experts.weight_dtype if self.experts else None) or self.layer_dtype
 
     @property
-    def stores_kv_heads(self) -> int:
+    def num_cached_heads(self) -> int:
         """KV heads in the cache of one layer; a latent counts as one."""
         return 1 if self.latent_attention else self.num_kv_heads
 
@@ -229,7 +229,7 @@ def kv_heads_per_rank(model: ModelSpec, tensor_parallel: int) -> int:
     Raises:
         UserError: the degree does not divide the query heads, or neither divides nor is a multiple of the KV heads.
     """
-    heads = model.stores_kv_heads
+    heads = model.num_cached_heads
     if model.num_heads % tensor_parallel:
         raise UserError(
             f"tensor_parallel is {tensor_parallel}, which does not divide the {model.num_heads} heads of {model.name}; "

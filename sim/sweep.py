@@ -67,7 +67,8 @@ def finish(folder: Path, published: dict[str, dict[str, float]]) -> int:
         table.to_parquet(temporary, index=False)
     with whole(folder / "sweep.csv") as temporary:
         table.to_csv(temporary, index=False)
-    figures = draw_sweep(table, folder, published or None)
+    shares = {engine: {name: x for name, x in row.items() if name != "running"} for engine, row in published.items()}
+    figures = draw_sweep(table, folder, shares or None)
     print_sweep(table, published)
     print(f"written to {folder}: sweep.parquet, sweep.csv, {len(figures)} figures, one folder a point")
     failed = table[table["status"] != "complete"]

@@ -69,7 +69,7 @@ class KVMemory(Protocol):
         """
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives a running sequence room for `num_tokens` tokens in all; False, and nothing has changed, if there is none."""
+        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none, and nothing changed."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""

@@ -82,7 +82,7 @@ class PrefixCache:
         return evicted
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
-        """Registers the blocks from the `start`-th on that the sequence's first `num_tokens` tokens complete (rule 4)."""
+        """Registers the blocks from the `start`-th on that the first `num_tokens` tokens complete (rule 4)."""
         for position in range(start, num_tokens // self.block_size):
             block, key = sequence.blocks[position], key_of_block(sequence, position, self.block_size)
             self._key_of[block] = key
@@ -95,7 +95,7 @@ class PrefixCache:
                 same.append(block)
 
     def release(self, blocks: Iterable[int]) -> list[int]:
-        """Drops one holder from each block; those left with a key but no holder queue for eviction in this order (rule 2).
+        """Drops one holder from each block; those left with a key but no holder queue for eviction so (rule 2).
 
         Returns:
             The blocks left with neither holder nor key, in this order.

@@ -34,7 +34,7 @@ class Pow2Reservation:
 
 
 class OracleReservation:
-    """The prompt and exactly the output that will occur, the last token too, though it is never stored: Orca (Oracle)."""
+    """The prompt and exactly the output that will occur, its last token too, never stored though: Orca (Oracle)."""
 
     def tokens(self, sequence: Sequence, max_model_len: int) -> int:
         return sequence.final

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import pandas as pd
 
 NAMES = ("model", "hardware", "workload")
 AXES = ("block_size", "request_rate")
-IDENTITY = ("point", "status", "error", "engine", *NAMES, *AXES)
-FIRST_RESULT = "completed"
+IDENTITY = ("point", "status", "engine", *NAMES, *AXES)
+FIRST_FACT = "status"  # the sweep's own keys stand before it
 
 AXIS_LABELS = {"block_size": "block size (tokens)", "request_rate": "request rate (req/s)"}
 
@@ -95,23 +94,25 @@ def split_keys(points: Points, axis: str | None, most_parts: int) -> Split:
 def parts(rows: pd.DataFrame, by: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each combination of values of `by` with its name, in order of the values.
 
-    A row without a value for a key (a contiguous policy has no block size) belongs to every part: it holds there too.
+    A policy without any value for a key (it has no such knob) belongs to every part: it holds there too.
     """
     found = [("", rows)]
     for key in by:
-        values = sorted(rows[key].dropna().unique(), key=_sort_key)
+        without = rows[key].groupby(rows["engine"]).transform("count") == 0
+        labels = rows[key].map(lambda value, key=key: _spell(key, value))
+        values = rows.assign(label=labels)[~without].sort_values(key)["label"].unique()  # no value comes last
         found = [
-            (f"{name} · {_spell(key, value)}".removeprefix(" · "), part[(part[key] == value) | part[key].isna()])
+            (f"{name} · {value}".removeprefix(" · "), part[(labels == value)[part.index] | without[part.index]])
             for name, part in found
             for value in values
         ]
-    return [(name, part) for name, part in found if part[list(by)].notna().all(axis=1).any()] if by else found
+    return [(name, part) for name, part in found if len(part)]
 
 
 def spell_value(key: str, value: object) -> str:
-    """A swept value as a label beside an axis that already names the key; empty for no value."""
-    if value is None or (isinstance(value, float) and not isfinite(value)):
-        return ""
+    """A swept value as a label beside an axis that already names the key."""
+    if pd.isna(value):  # type: ignore[call-overload]
+        return "null"
     return f"{value:g}" if key in AXES or isinstance(value, float) else str(value)
 
 
@@ -137,15 +138,7 @@ def _independent_keys(rows: pd.DataFrame) -> list[str]:
 
 
 def _override_columns(rows: pd.DataFrame) -> list[str]:
-    """The sweep's own keys: they stand before the results. block_size already says which block size was in force."""
+    """The sweep's own keys. The block size is left to its column, which says what was in force and not what was asked."""
     columns = [str(column) for column in rows.columns]
-    before = columns[: columns.index(FIRST_RESULT)]
-    return [key for key in before if key not in IDENTITY and key.rpartition(".")[2] != "block_size"]
-
-
-def _sort_key(value: object) -> tuple[float, str]:
-    """Numbers in order of size, then words in order of the alphabet."""
-    try:
-        return float(str(value)), ""
-    except ValueError:
-        return float("inf"), str(value)
+    before = columns[: columns.index(FIRST_FACT)]
+    return [key for key in before if key not in (*IDENTITY, "overrides") and key.rpartition(".")[2] != "block_size"]

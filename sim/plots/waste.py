@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
-from sim.plots.points import AXIS_LABELS, NAMES, Points, spell_value, split_keys
+from sim.plots.points import AXIS_LABELS, Points, spell_value, split_keys
 from sim.plots.style import INK, STATE_LOOKS, STATES, StateLook, new_figure, write_footnote, write_title
 
 PANELS = {"share_": "over the whole run", "saturated_share_": "while requests wait"}
@@ -175,9 +175,8 @@ def _label_bars(ax: Axes, bars: Sequence[Bar], by: Sequence[str]) -> None:
     widest = max(len(bar.label) for bar in bars)
     ax.tick_params(axis="y", which="minor", labelsize=8.5, pad=6 + 5.0 * widest)
     ax.tick_params(axis="y", which="major", labelsize=8)
-    if by:
-        named = [AXIS_LABELS.get(key, "" if key in NAMES else key) or key for key in by]
-        ax.set_ylabel("policy · " + " · ".join(named))
+    named = " ·\n".join(AXIS_LABELS.get(key, key) for key in by)  # across, above the labels: few bars leave no height
+    ax.annotate(named, (0, 1), (-4, 6), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=8)
 
 
 def _add_legend(figure: Figure, states: Sequence[str], published: Sequence[Shares], has_range: bool) -> None:

@@ -41,13 +41,14 @@ def row(text: str, label: str) -> list[str]:
 @pytest.mark.parametrize("argv", [ONE_GPU, EIGHT_GPUS], ids=["one", "eight"])
 def test_worked_example_is_printed(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     text = printed(capsys, argv)
-    # 8,192 * 327,680 B = 2.684 GB; 850 * 327,680 = 0.2785 GB; 53 * 16 = 848 < 850, so 54 blocks; 1 - 850 / 8,192 = 89.6 %.
+    # 8,192 * 327,680 B = 2.684 GB; 850 * 327,680 = 0.2785 GB; 53 * 16 = 848 < 850, so 54 blocks; 850 of 8,192 slots
+    # used leave 89.6 %.
     assert "holds 2.68 GB for a request that uses 0.28 GB (54 blocks of 16): about 90 % of the reservation" in text
     # 435e9 / (16 * 327,680) = 82,969.7 blocks, 1,327,504 slots: / 8,192 = 162.05; 82,969 / 54 = 1,536.5.
     assert "Requests that fit: 162 contiguous against 1,536 paged." in text
     # 200 * 2,000 * 327,680 = 131.07 GB; 2,000 = 125 blocks of 16 exactly, held once: 0.655 GB.
     assert "2,000 tokens in 200 conversations: 131 GB if each holds its own, 0.66 GB if they share" in text
-    # 16 * 8,192 * 327,680 = 42.95 GB, cut to 42.9 by its third digit (42.949...); 16 * 500 * 327,680 = 2.621 GB.
+    # 16 * 8,192 * 327,680 = 42.949 GB; 16 * 500 * 327,680 = 2.621 GB.
     assert "16 requests of 500 tokens: 42.9 GB reserved at the limit, 2.6 GB used" in text
 
 

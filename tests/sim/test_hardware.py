@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sim.config import build
 from sim.hardware import Deployment, Hardware, deployment_from
@@ -15,9 +16,15 @@ CONF = Path(__file__).parents[2] / "conf"
 GPUS = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
 
+def load(group: str, name: str) -> Any:
+    node = OmegaConf.load(CONF / group / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    return build(node, group)
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_bundled_gpu_is_named_as_its_file_and_close_to_its_nominal_size(name: str) -> None:
-    gpu = build(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"), "hardware")
+    gpu = load("hardware", name)
     assert isinstance(gpu, Hardware)
     assert gpu.name == name
     nominal = {"l4": 24, "l40s": 48, "rtx-4090": 24, "rtx-pro-6000": 96, "b200": 180}
@@ -28,8 +35,8 @@ def test_bundled_gpu_is_named_as_its_file_and_close_to_its_nominal_size(name: st
 
 @pytest.mark.parametrize("name", GPUS)
 def test_peaks_are_dense_and_one_way(name: str) -> None:
-    # FLOPs per byte of 16-bit dense peaks lie between 153 (A100-80GB) and 419 (L40S); a figure with sparsity would double.
-    gpu = build(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"), "hardware")
+    # FLOPs per byte of 16-bit dense peaks lie between 153 (A100-80GB) and 419 (L40S); one with sparsity would double.
+    gpu = load("hardware", name)
     assert 150 < gpu.flops_per_second / gpu.bandwidth < 425
     assert gpu.interconnect_bandwidth < gpu.bandwidth
 

@@ -91,7 +91,7 @@ def written(folder: Path, values: dict[str, Any]) -> Path:
 
 
 def shapes(spec: ModelSpec) -> tuple[object, ...]:
-    """All that two descriptions of one model share: not its name, its published count, or how its pattern is written."""
+    """What two descriptions of one model share: not the name, the published count, or how its pattern is written."""
     sliding = [spec.is_sliding(layer) for layer in range(spec.num_layers)]
     window = spec.sliding_window.tokens if spec.sliding_window else None
     head_dim = None if spec.latent_attention else spec.head_dim  # a latent's heads have three sizes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from sim.config import build
 from sim.hardware import Deployment, Hardware
@@ -34,14 +35,20 @@ REAL_RUN = Path(__file__).parents[3] / "shared" / "real_runs" / "rtx4090-llama-3
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "huggingface")
 
 
+def load(group: str, name: str) -> Any:
+    node = OmegaConf.load(CONF / group / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    return build(node, group)
+
+
 def model(name: str) -> ModelSpec:
-    spec = build(OmegaConf.load(CONF / "model" / f"{name}.yaml"), "model")
+    spec = load("model", name)
     assert isinstance(spec, ModelSpec)
     return spec
 
 
 def hardware(name: str) -> Hardware:
-    gpu = build(OmegaConf.load(CONF / "hardware" / f"{name}.yaml"), "hardware")
+    gpu = load("hardware", name)
     assert isinstance(gpu, Hardware)
     return gpu
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,6 +43,12 @@ SHARES = {  # each sums to 1
 PAGED = (0.90, 0.00, 0.02, 0.05, 0.00, 0.03)
 
 
+@pytest.fixture(autouse=True)
+def _coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels cost most of the time of these tests, and none looks at them."""
+    monkeypatch.setattr("sim.plots.style.PNG_DPI", 30)
+
+
 def sweep_table(
     policies: Iterable[str] = ORCA_AND_VLLM,
     block_sizes: Sequence[int] = (16,),
@@ -48,7 +56,7 @@ def sweep_table(
     seeds: Sequence[int] = (0,),
 ) -> pd.DataFrame:
     """The product of its arguments, as the recorder writes it: contiguous policies have no block size."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for policy in policies:
         shares = SHARES.get(policy, PAGED)
         for block_size in block_sizes:
@@ -171,7 +179,7 @@ def test_pooled_bars_are_means_that_still_sum_to_one_and_show_the_range_of_used(
     assert segments[0].get_width() == pytest.approx(0.87)
     assert sum(segment.get_width() for segment in segments) == pytest.approx(1)
     (spread,) = figure.axes[0].lines
-    assert list(spread.get_xdata()) == [0.80, 0.91]
+    assert np.asarray(spread.get_xdata()).tolist() == [0.80, 0.91]
     assert "means over points that differ in seed" in text_of(figure)
 
 
@@ -204,8 +212,8 @@ def test_line_is_the_median_and_the_band_its_extremes() -> None:
     table["request_throughput"] = [1.0, 9.0, 2.0, 3.0, 3.0, 3.0]  # block size 8: median 2 of 1 to 9; 16: no spread
     figure = block_size_figure(select_complete(table))
     (line,) = figure.axes[0].lines
-    assert list(line.get_xdata()) == [8, 16]
-    assert list(line.get_ydata()) == [2, 3]
+    assert np.asarray(line.get_xdata()).tolist() == [8, 16]
+    assert np.asarray(line.get_ydata()).tolist() == [2, 3]
     band = figure.axes[0].collections[0].get_paths()[0].get_extents()
     assert (band.y0, band.y1) == (1, 9)
     assert "band: lowest to highest, over points that differ in seed" in text_of(figure)
@@ -214,8 +222,8 @@ def test_line_is_the_median_and_the_band_its_extremes() -> None:
 def test_policy_without_blocks_is_level_across_the_block_sizes() -> None:
     figure = block_size_figure(select_complete(sweep_table(["orca_max", "vllm_v1"], block_sizes=(8, 16, 32))))
     orca = figure.axes[2].lines[0]
-    assert list(orca.get_xdata()) == [8, 16, 32]
-    assert list(orca.get_ydata()) == [6, 6, 6]  # 30 times its share of used, 0.20
+    assert np.asarray(orca.get_xdata()).tolist() == [8, 16, 32]
+    assert np.asarray(orca.get_ydata()).tolist() == [6, 6, 6]  # 30 times its share of used, 0.20
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["8", "16", "32"]
 
 
@@ -267,7 +275,7 @@ def test_pool_figure_stacks_the_states_to_the_pool() -> None:
     assert len(tops) == len(STATES)
     assert tops[0].values == pytest.approx(steps["used"].to_numpy())  # few steps: drawn one by one, not binned
     assert tops[-1].values == pytest.approx(np.full(20, 100.0))
-    for below, above in zip(tops, tops[1:], strict=False):
+    for below, above in pairwise(tops):
         assert above.baseline == pytest.approx(below.values)
 
 
@@ -387,7 +395,7 @@ def test_extremes_of_a_bin_are_those_of_the_plans_that_overlap_it(drawn: tuple[S
     plans, values = drawn
     edges = bin_edges(plans, most)
     low, high = extremes(plans, values, edges)
-    for place, (left, right) in enumerate(zip(edges, edges[1:], strict=False)):
+    for place, (left, right) in enumerate(pairwise(edges)):
         inside = values[(plans.start < right) & (plans.end > left)]
         assert low[place] == (inside.min() if len(inside) else 0)
         assert high[place] == (inside.max() if len(inside) else 0)

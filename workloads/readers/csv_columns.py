@@ -45,11 +45,14 @@ class CsvBlock:
 
     @property
     def num_lines(self) -> int:
+        """How many lines there are, blank ones included."""
         return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
 
 class CsvColumns:
     """The columns `names` of the CSV file at `path`; columns may stand in any order and others are ignored.
+
+    Whatever is asked for comes in the order of `names`.
 
     Raises:
         UserError: there is no such file, or its first line does not name each of the columns exactly once.

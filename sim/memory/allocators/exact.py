@@ -1,4 +1,4 @@
-"""Any free blocks serve any request: no external fragmentation, as in Orca's slot counting (Yu et al., OSDI 2022, §4.2)."""
+"""Any free blocks serve any request, as in Orca's slot counting (Yu et al., OSDI 2022, §4.2): nothing is external."""
 
 from __future__ import annotations
 

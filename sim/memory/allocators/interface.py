@@ -13,7 +13,7 @@ class Allocator(Protocol):
         """Blocks that a request for `num_blocks` takes."""
 
     def allocate(self, num_blocks: int) -> Sequence[int] | None:
-        """`rounded(num_blocks)` free blocks in table order; None, and nothing has changed, if no place is large enough."""
+        """`rounded(num_blocks)` free blocks in table order; None, and nothing has changed, if no place is so large."""
 
     def free(self, blocks: Sequence[int]) -> None:
         """Takes back exactly what one `allocate` gave."""
