@@ -14,9 +14,9 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -26,6 +26,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from workloads.errors import UserError
+
+T = TypeVar("T")
 
 
 def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]) -> int:
@@ -110,6 +112,31 @@ def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supp
     return target(**arguments)
 
 
+def fill(target: type[T], config: Mapping[str, Any]) -> T:
+    """A dataclass whose fields are the options of the same names; other options are left aside.
+
+    Raises:
+        UserError: a missing option or a wrong type; the message names it.
+    """
+    kinds = typing.get_type_hints(target)
+    for name in kinds:
+        if name not in config:
+            raise UserError(f"{name} is not set; give it as +{name}=VALUE.")
+    return target(**{name: _typed(config[name], kind, name, {}) for name, kind in kinds.items()})
+
+
+def whole_number(config: DictConfig, name: str, least: int) -> int:
+    """The option with the dotted `name`, a whole number of at least `least`.
+
+    Raises:
+        UserError: it is missing or something else; the message names it.
+    """
+    value = OmegaConf.select(config, name)
+    if not _is_number(value) or value != value // 1 or value < least:
+        raise UserError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+    return int(value)
+
+
 def resolved(config: DictConfig) -> str:
     """The config as YAML with every interpolation replaced by its value."""
     return OmegaConf.to_yaml(config, resolve=True)
@@ -144,10 +171,10 @@ def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> 
         if isinstance(value, bool):
             return value
     elif annotation is int:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
+        if _is_number(value) and value == value // 1:
             return int(value)
     elif annotation is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if _is_number(value):
             return float(value)
     elif annotation in (str, Path):
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
@@ -155,6 +182,10 @@ def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> 
     elif inspect.isclass(annotation) and isinstance(value, annotation):
         return value
     raise UserError(f"{name} is {value!r}; expected {_kind(annotation)}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _kind(annotation: Any) -> str:

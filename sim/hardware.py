@@ -5,9 +5,7 @@ Nothing is computed here. What fits is `kv_layout.py`'s business, how long it ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from workloads.errors import UserError
 
@@ -90,35 +88,3 @@ class Deployment:
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
-
-
-def deployment_from(options: Mapping[str, Any]) -> Deployment:
-    """The deployment that the options of the same names describe; other options are left aside.
-
-    Args:
-        options: a composed config: the options of `conf/deployment.yaml` stand at its top level.
-
-    Raises:
-        UserError: a missing option, a wrong type or a value out of range.
-    """
-    values: dict[str, Any] = {}
-    for field in fields(Deployment):
-        if field.name not in options:
-            raise UserError(f"{field.name} is not set; give it as +{field.name}=VALUE.")
-        values[field.name] = _typed(field.name, options[field.name], str(field.type))
-    return Deployment(**values)
-
-
-def _typed(name: str, value: Any, kind: str) -> Any:
-    """`value` as the annotation `kind` wants it; a whole float such as 435e9 passes for an integer."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None and "None" in kind:
-        return None
-    if kind.startswith("int") and number and value == value // 1:
-        return int(value)
-    if kind == "float" and number:
-        return float(value)
-    if kind == "str" and isinstance(value, str):
-        return value
-    wanted = {"int": "a whole number", "int | None": "a whole number or null", "float": "a number", "str": "text"}[kind]
-    raise UserError(f"{name} is {value!r}; expected {wanted}.")

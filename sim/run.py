@@ -9,9 +9,9 @@ from typing import Any
 import simpy
 from omegaconf import DictConfig
 
-from sim.config import build, resolved
+from sim.config import build, fill, resolved, whole_number
 from sim.engine import Arrivals, Engine
-from sim.hardware import Deployment, Hardware, deployment_from
+from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, kv_bytes_per_token, model_len, pool_blocks
 from sim.memory.interface import KVMemory
 from sim.plan import StepTimer
@@ -42,17 +42,18 @@ def assemble(config: DictConfig) -> Parts:
     Raises:
         UserError: an option that does not exist, has the wrong type or does not fit the others.
     """
-    deployment = deployment_from(config)
+    deployment = fill(Deployment, config)
     model: ModelSpec = build(config.model, "model")
     hardware: Hardware = build(config.hardware, "hardware")
     limit = model_len(model, deployment)
+    given = config.memory.get("num_blocks")
     num_blocks = pool_blocks(
         model,
         hardware,
         deployment,
-        block_size=config.memory.block_size,
-        num_blocks=config.memory.get("num_blocks"),
-        max_num_seqs=config.scheduler.max_num_seqs,
+        block_size=whole_number(config, "memory.block_size", 1),
+        num_blocks=None if given is None else whole_number(config, "memory.num_blocks", 1),
+        max_num_seqs=whole_number(config, "scheduler.max_num_seqs", 1),
     )
     memory = build(config.memory, "memory", num_blocks=num_blocks, max_model_len=limit)
     return Parts(
@@ -94,7 +95,7 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
             engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update)
             env.process(engine.serve())
             env.run()
-        except BaseException as error:
+        except BaseException as error:  # whatever ends the run, what was recorded of it is kept
             stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             try:
                 for sequence in (*parts.scheduler.running, *parts.scheduler.waiting):
@@ -103,7 +104,13 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
             finally:
                 recorder.discard()
             raise
-    return recorder.close("complete", facts)
+    return recorder.close("complete", facts | {"rows_dropped": dropped(parts.workload)})
+
+
+def dropped(workload: Workload) -> dict[str, int]:
+    """Rows of a trace that were left out, by cause; readers count them, generators drop nothing."""
+    inner = workload.workload if isinstance(workload, FirstRequests) else workload
+    return dict(getattr(inner, "dropped", {}))
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:

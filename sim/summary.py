@@ -40,6 +40,8 @@ def print_run(summary: dict[str, Any]) -> None:
         ("waiting requests, mean", _number(summary["mean_waiting"], "", ",.2f")),
     ):
         figures.add_row(name, value)
+    for cause, rows in summary.get("rows_dropped", {}).items():
+        figures.add_row(f"rows dropped: {cause}", f"{rows:,}")
     console.print(figures)
 
     latencies = Table(title="latency, ms", title_justify="left")
@@ -105,9 +107,7 @@ def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, float]]
         theirs = published.get(str(row["engine"]))
         if theirs is None:
             continue
-        prefix = (
-            "saturated_" if _given(row["mean_running_saturated"]) and row["saturated_s"] > 0.5 * row["duration"] else ""
-        )
+        prefix = "saturated_" if _given(row["mean_running_saturated"]) else ""
         ours = {name: row[f"{prefix}share_{name}"] for name in SHARES}
         ours["others"] = ours["external"] + ours["idle"] + ours["cached"]
         running = row["mean_running_saturated" if prefix else "mean_running"]
@@ -123,9 +123,7 @@ def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, float]]
 def _varying(table: pd.DataFrame) -> list[str]:
     """Columns of the overrides that differ between points."""
     keys = list(table.columns[2 : list(table.columns).index("status")])
-    names = [
-        name for name in ("engine", "model", "hardware", "workload", "request_rate", *keys) if name in table.columns
-    ]
+    names = [name for name in ("engine", "model", "hardware", "workload", *keys) if name in table.columns]
     return [name for name in dict.fromkeys(names) if table[name].astype(str).nunique() > 1] or ["engine"]
 
 

@@ -1,4 +1,4 @@
-"""`kvtwin capacity`: how many requests of a shape a deployment has KV memory for, and what each policy wastes.
+"""How many requests of a shape fit, and what each policy wastes.
 
 Pure arithmetic: no queue, no clock. Requests are taken at their full length, all alike, so the counts are what fits in
 the worst moment; who may grow into what, and when, is what `kvtwin sim` is for.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sim.config import build, run_command
-from sim.hardware import Deployment, Hardware, deployment_from
+from sim.config import build, fill, run_command, whole_number
+from sim.hardware import Deployment, Hardware
 from sim.kv_layout import (
     ModelSpec,
     Stage,
@@ -141,22 +141,22 @@ def show(config: DictConfig) -> None:
         console.print(note, soft_wrap=True)
     console.print(_request_table(capacity))
     console.print(_request_sentence(capacity), soft_wrap=True)
-    _show_batch(console, capacity, _whole(config, "batch.requests", 0), _whole(config, "batch.tokens", 1))
+    _show_batch(console, capacity, whole_number(config, "batch.requests", 0), whole_number(config, "batch.tokens", 1))
     _show_shared_prefix(
         console,
         capacity,
-        _whole(config, "request.shared_prefix_tokens", 0),
-        _whole(config, "request.conversations", 1),
+        whole_number(config, "request.shared_prefix_tokens", 0),
+        whole_number(config, "request.conversations", 1),
     )
 
 
 def _capacity(config: DictConfig) -> Capacity:
     model, hardware = build(config.model, "model"), build(config.hardware, "hardware")
-    deployment = deployment_from(config)
-    block_size = _whole(config, "memory.block_size", 1)
-    num_blocks = None if config.memory.num_blocks is None else _whole(config, "memory.num_blocks", 1)
-    rows = _whole(config, "scheduler.max_num_seqs", 1)
-    prompt, output = _whole(config, "request.prompt_tokens", 1), _whole(config, "request.output_tokens", 1)
+    deployment = fill(Deployment, config)
+    block_size = whole_number(config, "memory.block_size", 1)
+    num_blocks = None if config.memory.num_blocks is None else whole_number(config, "memory.num_blocks", 1)
+    rows = whole_number(config, "scheduler.max_num_seqs", 1)
+    prompt, output = whole_number(config, "request.prompt_tokens", 1), whole_number(config, "request.output_tokens", 1)
     limit = model_len(model, deployment)
     if prompt + output > limit:
         raise UserError(
@@ -165,14 +165,6 @@ def _capacity(config: DictConfig) -> Capacity:
         )
     blocks = pool_blocks(model, hardware, deployment, block_size, num_blocks, rows)
     return Capacity(model, hardware, deployment, block_size, blocks, limit, prompt, output)
-
-
-def _whole(config: DictConfig, name: str, least: int) -> int:
-    group, _, key = name.partition(".")
-    value: Any = config[group][key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value // 1 or value < least:
-        raise UserError(f"{name} is {value!r}; expected a whole number of at least {least}.")
-    return int(value)
 
 
 def _heading(capacity: Capacity) -> str:

@@ -1,4 +1,4 @@
-"""`kvtwin plot DIR`: redraws the figures of a run or a sweep from its tables."""
+"""Redraw the figures of a run or a sweep from its tables."""
 
 from __future__ import annotations
 
@@ -50,10 +50,9 @@ def _draw(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: {what}. Give the folder that kvtwin sim wrote.")
     try:
         if (folder / "sweep.parquet").exists():
-            from sim.plots.sweep import draw_sweep
-            from sim.plots.tables import read_table
+            from sim.plots.sweep import redraw_sweep
 
-            return draw_sweep(read_table(folder / "sweep.parquet"), folder)
+            return redraw_sweep(folder)
         if (folder / "steps.parquet").exists() or (folder / "requests.parquet").exists():
             from sim.plots.run import draw_run
 

@@ -138,7 +138,7 @@ def _independent_keys(rows: pd.DataFrame) -> list[str]:
 
 
 def _override_columns(rows: pd.DataFrame) -> list[str]:
-    """The sweep's own keys. The block size is left to its column, which says what was in force and not what was asked."""
+    """The sweep's own keys, but for the block size, whose column says what was in force and not what was asked for."""
     columns = [str(column) for column in rows.columns]
     before = columns[: columns.index(FIRST_FACT)]
     return [key for key in before if key not in (*IDENTITY, "overrides") and key.rpartition(".")[2] != "block_size"]

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from omegaconf import OmegaConf
 
 from sim.plots import lines, waste
-from sim.plots.points import FIRST_RESULT, IDENTITY, select_complete
+from sim.plots.points import IDENTITY, select_complete
 from sim.plots.style import save, settings
-from sim.plots.tables import require_columns
+from sim.plots.tables import REDO, read_table, require_columns
+from workloads.errors import UserError
 
 TABLE = "sweep.parquet"
-COLUMNS = tuple(dict.fromkeys((*(set(IDENTITY) - {"error"}), FIRST_RESULT, *waste.COLUMNS, *lines.COLUMNS)))
+COLUMNS = (*IDENTITY, *waste.COLUMNS, *lines.COLUMNS)
 
 
 def draw_sweep(
@@ -22,14 +24,14 @@ def draw_sweep(
     """Draws a sweep's figures into `folder` and returns their paths; none if no point is complete.
 
     Args:
-        table: one row a point, as in sweep.parquet. The swept keys are the columns before `completed`.
+        table: one row a point, as in sweep.parquet. The swept keys are the columns before `status`.
         folder: where the figures go; it exists.
-        published: by policy, shares of the pool from 0 to 1 under `used`, `reserved`, `internal` and `others`, drawn
-            beside ours; for example those of Kwon et al., SOSP 2023, Fig. 2.
+        published: by policy, shares of the pool from 0 to 1 under `used`, `reserved`, `internal` and `others`, and the
+            mean number of requests under `running`, drawn beside ours; for example those of Kwon et al., SOSP 2023,
+            Fig. 2 and 13.
 
     Raises:
-        UserError: if the table lacks a column.
-        ValueError: if published shares cannot be shares of one pool.
+        UserError: if the table lacks a column, or published figures are none of these or no shares of one pool.
     """
     require_columns(table, COLUMNS, folder / TABLE)
     points = select_complete(table)
@@ -42,3 +44,23 @@ def draw_sweep(
         if points.sweeps_within_a_policy("request_rate"):
             paths += save(lines.request_rate_figure(points), folder, "request_rate")
     return paths
+
+
+def redraw_sweep(folder: Path) -> list[Path]:
+    """Draws a sweep's figures from its folder, with the published figures that its points were given.
+
+    Raises:
+        UserError: if the table is unreadable or lacks a column, or a point's config.yaml is unreadable.
+    """
+    return draw_sweep(read_table(folder / TABLE), folder, _published(folder))
+
+
+def _published(folder: Path) -> dict[str, dict[str, float]]:
+    """`published` of the first point that has a config; it is the same in all."""
+    for path in sorted(folder.glob("*/config.yaml")):
+        try:
+            config = OmegaConf.to_container(OmegaConf.load(path))
+        except Exception as error:  # the YAML parser's own errors come through
+            raise UserError(f"{path}: not readable YAML ({str(error).partition(chr(10))[0]}). {REDO}") from None
+        return (config.get("published") or {}) if isinstance(config, dict) else {}
+    return {}

@@ -2,13 +2,15 @@
 
 Each bar is the time-weighted mean share of the pool in each state, and sums to 1. Two panels where the tables have
 both: the whole run, which includes the hours when memory was not short, and the time while requests waited, which is
-what Kwon et al., SOSP 2023, Fig. 2 measures. Published shares stand beside ours, outlined.
+what Kwon et al., SOSP 2023, Fig. 2 measures. Beside them stands the mean number of running requests (their Fig. 13),
+which is what the waste costs. Published figures stand below ours, outlined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -20,14 +22,17 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from sim.plots.points import AXIS_LABELS, Points, spell_value, split_keys
-from sim.plots.style import INK, STATE_LOOKS, STATES, StateLook, new_figure, write_footnote, write_title
+from sim.plots.style import INK, STATE_LOOKS, STATES, StateLook, new_figure, policy_looks, write_footnote, write_title
+from workloads.errors import UserError
 
 PANELS = {"share_": "over the whole run", "saturated_share_": "while requests wait"}
 COLUMNS = tuple(f"share_{state}" for state in STATES)
 MOST_BARS = 100  # more would not fit a page
 NARROWEST_LABELLED = 0.07
 
-Shares = Mapping[str, float]
+RUNNING = "running"
+
+Figures = Mapping[str, float]
 
 # What a paper does not split any further: external fragmentation and everything else but the three before it.
 OTHERS = StateLook(INK, "")
@@ -42,26 +47,27 @@ class Bar:
         policy: its policy.
         label: its setting, beside the policy's name; empty if the policy has but one.
         rows: the points it stands for; None for a published bar.
-        published: the published shares; None for a bar of ours.
+        published: the published figures; None for a bar of ours.
         y: height of its middle, in bar steps from the top.
     """
 
     policy: str
     label: str
     rows: pd.DataFrame | None
-    published: Shares | None
+    published: Figures | None
     y: float
 
 
-def waste_figure(points: Points, published: Mapping[str, Shares] | None = None) -> Figure:
+def waste_figure(points: Points, published: Mapping[str, Figures] | None = None) -> Figure:
     """Draws the shares of all `points` (at least one).
 
     Args:
-        published: by policy, shares from 0 to 1 under `used`, `reserved`, `internal` and `others` (all the rest); a
-            missing one was not published. Policies without points are passed over.
+        published: by policy, shares from 0 to 1 under `used`, `reserved`, `internal` and `others` (all the rest), and
+            the mean number of requests under `running`; a missing one was not published. Policies without points are
+            passed over.
 
     Raises:
-        ValueError: if published shares have another name, are negative or sum to more than 1.
+        UserError: if a published figure has another name, is negative, or the shares sum to more than 1.
     """
     published = published or {}
     for policy, shares in published.items():
@@ -70,8 +76,8 @@ def waste_figure(points: Points, published: Mapping[str, Shares] | None = None) 
     bars = _place_bars(points, split.by, published)
     panels = {prefix: text for prefix, text in PANELS.items() if _has(points.rows, prefix)}
 
-    figure = new_figure(2.9 + 3.5 * len(panels), 1.5 + (0.27 if len(bars) <= 40 else 0.2) * (bars[-1].y + 1))
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure = new_figure(5.1 + 3.3 * len(panels), 1.5 + (0.27 if len(bars) <= 40 else 0.2) * (bars[-1].y + 1))
+    *axes, last = figure.subplots(1, len(panels) + 1, sharey=True, width_ratios=[3.0] * len(panels) + [1.7])
     spreads = []
     for ax, (prefix, text) in zip(axes, panels.items(), strict=True):
         spreads += [_draw_bar(ax, bar, prefix) for bar in bars]
@@ -79,25 +85,31 @@ def waste_figure(points: Points, published: Mapping[str, Shares] | None = None) 
         ax.set_xlim(0, 1)
         ax.xaxis.set_major_formatter(PercentFormatter(xmax=1))
         ax.set_xlabel("time-weighted share of the pool")
+    _draw_running(last, bars, list(panels)[-1])
+    for ax in (*axes, last):
         ax.grid(False, axis="y")
         ax.tick_params(axis="y", which="both", length=0)
     _label_bars(axes[0], bars, split.by)
     occurring = [state for state in STATES if any((points.rows[f"{prefix}{state}"] > 0).any() for prefix in panels)]
     _add_legend(figure, occurring, [bar.published for bar in bars if bar.published is not None], any(spreads))
-    write_title(figure, "What does each policy do with the slots of the KV pool?", points.setting)
+    write_title(
+        figure,
+        "What does each policy do with the slots of the KV pool, and how many requests does it run?",
+        points.setting,
+    )
     over = f"Bars are means over points that differ in {', '.join(split.pooled)}." if split.pooled else ""
     write_footnote(figure, [over, points.left_out])
     return figure
 
 
-def _check_published(policy: str, shares: Shares) -> None:
-    unknown = sorted(shares.keys() - PUBLISHED_LOOKS.keys())
+def _check_published(policy: str, figures: Figures) -> None:
+    names = (*PUBLISHED_LOOKS, RUNNING)
+    unknown = sorted(figures.keys() - set(names))
     if unknown:
-        raise ValueError(
-            f"published shares of {policy}: no such share as {unknown[0]}; use {', '.join(PUBLISHED_LOOKS)}"
-        )
-    if min(shares.values(), default=0) < 0 or sum(shares.values()) > 1.005:  # printed to 0.1 %, four may round up
-        raise ValueError(f"published shares of {policy} must be 0 or more and sum to at most 1: {dict(shares)}")
+        raise UserError(f"published.{policy}: no such figure as {unknown[0]}; there are {', '.join(names)}.")
+    whole = sum(figures.get(name, 0) for name in PUBLISHED_LOOKS)
+    if min(figures.values(), default=0) < 0 or whole > 1.005:  # printed to 0.1 %, four shares may round up
+        raise UserError(f"published.{policy}: shares sum to {whole:g}; expected none below 0 and a sum of at most 1.")
 
 
 def _has(rows: pd.DataFrame, prefix: str) -> bool:
@@ -106,7 +118,7 @@ def _has(rows: pd.DataFrame, prefix: str) -> bool:
     return set(columns) <= set(rows.columns) and bool(rows[columns].notna().all(axis=1).any())
 
 
-def _place_bars(points: Points, by: Sequence[str], published: Mapping[str, Shares]) -> list[Bar]:
+def _place_bars(points: Points, by: Sequence[str], published: Mapping[str, Figures]) -> list[Bar]:
     """One bar for each policy and combination of `by`, then the published one; half a step between policies."""
     bars: list[Bar] = []
     y = 0.0
@@ -114,7 +126,10 @@ def _place_bars(points: Points, by: Sequence[str], published: Mapping[str, Share
         own = points.rows[points.rows["engine"] == policy]
         groups = own.groupby(list(by), dropna=False) if by else [((), own)]
         for values, rows in groups:
-            label = " · ".join(filter(None, map(spell_value, by, values)))
+            known = [own[key].notna().any() for key in by]  # a policy without such a knob has no label for it
+            label = " · ".join(
+                spell_value(key, value) for key, value, has in zip(by, values, known, strict=True) if has
+            )
             bars.append(Bar(policy, label, rows, None, y))
             y += 1
         if policy in published:
@@ -132,7 +147,7 @@ def _draw_bar(ax: Axes, bar: Bar, prefix: str) -> bool:
     assert bar.rows is not None
     shares = bar.rows[[f"{prefix}{state}" for state in STATES]].dropna().astype(float)
     if shares.empty:
-        ax.text(0.01, bar.y, "no request ever waited", va="center", fontsize=7.5, color=INK)
+        _write_none_waited(ax, bar.y)
         return False
     left = 0.0
     for state, share in zip(STATES, shares.mean(), strict=True):
@@ -140,14 +155,10 @@ def _draw_bar(ax: Axes, bar: Bar, prefix: str) -> bool:
         ax.barh(bar.y, share, 0.8, left, **look.style)
         _write_share(ax, left, share, bar.y)
         left += share
-    lowest, highest = shares.iloc[:, 0].min(), shares.iloc[:, 0].max()
-    if highest - lowest < 0.001:
-        return False
-    ax.plot([lowest, highest], [bar.y, bar.y], "|-", color="black", linewidth=1.2, markersize=7)
-    return True
+    return _draw_range(ax, shares[f"{prefix}used"], bar.y, 0.001)
 
 
-def _draw_published(ax: Axes, shares: Shares, y: float) -> None:
+def _draw_published(ax: Axes, shares: Figures, y: float) -> None:
     left = 0.0
     for name, look in PUBLISHED_LOOKS.items():
         share = shares.get(name, 0.0)
@@ -155,6 +166,43 @@ def _draw_published(ax: Axes, shares: Shares, y: float) -> None:
             ax.barh(y, share, 0.62, left, facecolor="white", hatch=look.hatch, edgecolor=look.colour, linewidth=1.2)
             _write_share(ax, left, share, y)
         left += share
+
+
+def _draw_running(ax: Axes, bars: Sequence[Bar], prefix: str) -> None:
+    """Mean running requests of each bar, over the time that the panel of shares with `prefix` covers."""
+    column = "mean_running" if prefix == "share_" else "mean_running_saturated"
+    looks = policy_looks(bar.policy for bar in bars)
+    for bar in bars:
+        colour = looks[bar.policy].colour
+        if bar.rows is None:
+            running = pd.Series([(bar.published or {}).get(RUNNING)], dtype=float).dropna()
+            style: dict[str, Any] = {"height": 0.62, "facecolor": "white", "edgecolor": colour, "linewidth": 1.2}
+        else:
+            running = bar.rows[column].dropna().astype(float)
+            style = {"height": 0.8, "facecolor": colour}
+            if running.empty:
+                _write_none_waited(ax, bar.y)
+        if len(running):
+            drawn = ax.barh(bar.y, running.mean(), **style)
+            _draw_range(ax, running, bar.y, 0.005 * running.mean())
+            ax.bar_label(drawn, [f"{running.mean():.2f}"], padding=4, fontsize=7)
+    ax.set_title(PANELS[prefix], loc="left")
+    ax.set_xlabel("mean running requests")
+    ax.set_xlim(0, 1.25 * ax.dataLim.x1 if ax.dataLim.x1 > 0 else 1)  # room for the numbers
+
+
+def _draw_range(ax: Axes, values: pd.Series, y: float, visible: float) -> bool:
+    """Draws lowest to highest of pooled `values` if they differ by at least `visible`; says whether it did."""
+    if values.max() - values.min() < visible or len(values) < 2:
+        return False
+    ax.plot([values.min(), values.max()], [y, y], "|-", color="black", linewidth=1.2, markersize=7)
+    return True
+
+
+def _write_none_waited(ax: Axes, y: float) -> None:
+    ax.annotate(
+        "no request ever waited", (0, y), (3, 0), textcoords="offset points", va="center", fontsize=7, color=INK
+    )
 
 
 def _write_share(ax: Axes, left: float, share: float, y: float) -> None:
@@ -179,10 +227,10 @@ def _label_bars(ax: Axes, bars: Sequence[Bar], by: Sequence[str]) -> None:
     ax.annotate(named, (0, 1), (-4, 6), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=8)
 
 
-def _add_legend(figure: Figure, states: Sequence[str], published: Sequence[Shares], has_range: bool) -> None:
+def _add_legend(figure: Figure, states: Sequence[str], published: Sequence[Figures], has_range: bool) -> None:
     handles: list[Artist] = [Patch(**STATE_LOOKS[state].style, label=state) for state in states]
     if has_range:
-        handles.append(Line2D([], [], color="black", marker="|", linewidth=1.2, label="used: lowest to highest"))
+        handles.append(Line2D([], [], color="black", marker="|", linewidth=1.2, label="lowest to highest"))
     if published:
         handles.append(Patch(facecolor="white", edgecolor="black", linewidth=1.2, label="published (outlined)"))
         if any("others" in shares for shares in published):

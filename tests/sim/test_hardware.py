@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from sim.config import build
-from sim.hardware import Deployment, Hardware, deployment_from
+from sim.config import build, fill
+from sim.hardware import Deployment, Hardware
 from workloads.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -51,7 +51,7 @@ def test_figure_below_zero_is_refused() -> None:
 
 
 def test_defaults_of_the_file_are_those_of_the_class() -> None:
-    assert deployment_from(OmegaConf.load(CONF / "deployment.yaml")) == Deployment()  # type: ignore[arg-type]
+    assert fill(Deployment, OmegaConf.load(CONF / "deployment.yaml")) == Deployment()  # type: ignore[arg-type]
 
 
 def options(**changes: object) -> dict[str, object]:
@@ -59,7 +59,7 @@ def options(**changes: object) -> dict[str, object]:
 
 
 def test_whole_floats_pass_for_integers() -> None:
-    assert deployment_from(options(kv_cache_memory_bytes=435e9)).kv_cache_memory_bytes == 435_000_000_000
+    assert fill(Deployment, options(kv_cache_memory_bytes=435e9)).kv_cache_memory_bytes == 435_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_whole_floats_pass_for_integers() -> None:
 )
 def test_bad_option_is_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        deployment_from(options(**changes))
+        fill(Deployment, options(**changes))
 
 
 def test_missing_option_is_named() -> None:
     values = options()
     del values["kv_cache_dtype"]
     with pytest.raises(UserError, match="kv_cache_dtype is not set"):
-        deployment_from(values)
+        fill(Deployment, values)

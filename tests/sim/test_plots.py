@@ -40,6 +40,7 @@ SHARES = {  # each sums to 1
     "orca_pow2": (0.27, 0.18, 0.14, 0.00, 0.40, 0.01),
     "orca_oracle": (0.38, 0.25, 0.00, 0.00, 0.36, 0.01),
 }
+WHITE = "#ffffff"
 PAGED = (0.90, 0.00, 0.02, 0.05, 0.00, 0.03)
 
 
@@ -55,7 +56,7 @@ def sweep_table(
     rates: Sequence[float] = (2.0,),
     seeds: Sequence[int] = (0,),
 ) -> pd.DataFrame:
-    """The product of its arguments, as the recorder writes it: contiguous policies have no block size."""
+    """The product of its arguments, in the columns of a sweep; contiguous policies have no block size."""
     rows: list[dict[str, Any]] = []
     for policy in policies:
         shares = SHARES.get(policy, PAGED)
@@ -66,16 +67,19 @@ def sweep_table(
                     served = min(rate, held / 15)
                     row = {
                         "point": len(rows),
+                        "overrides": f"engine={policy} memory.block_size={block_size} rate={rate} seed={seed}",
+                        "memory.block_size": block_size,
+                        "workload.rate": rate,
+                        "seed": seed,
                         "status": "complete",
                         "error": None,
                         "engine": policy,
                         "model": "opt-13b",
                         "hardware": "a100-40gb",
                         "workload": "sharegpt_like",
-                        "block_size": None if policy in SHARES else block_size,
                         "request_rate": rate,
-                        "memory.block_size": block_size,
-                        "seed": seed,
+                        "block_size": None if policy in SHARES else block_size,
+                        "pool_blocks": 15728 // block_size,
                         "completed": 100,
                         "request_throughput": served,
                         "output_throughput": 338 * served,
@@ -138,6 +142,12 @@ def bars_by_height(ax: Axes) -> dict[float, list[Rectangle]]:
     return bars
 
 
+def outlined_widths(ax: Axes) -> list[float]:
+    return [
+        bar.get_width() for bars in bars_by_height(ax).values() for bar in bars if to_hex(bar.get_facecolor()) == WHITE
+    ]
+
+
 def text_of(figure: Figure) -> str:
     """Everything written in the margins."""
     return f"{figure.get_suptitle()}\n{figure.get_supxlabel()}"
@@ -145,7 +155,7 @@ def text_of(figure: Figure) -> str:
 
 def inked_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     """Boxes of the axes with their labels, the legends, the title and the footnote, in pixels, after layout."""
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     legends = [*figure.legends, *filter(None, (ax.get_legend() for ax in figure.axes))]
     for legend in legends:
         legend.set_in_layout(False)  # else the box of its axes would contain it
@@ -190,20 +200,21 @@ def test_panel_while_requests_wait_is_there_only_if_some_request_waited() -> Non
     panel = waste_figure(select_complete(table)).axes[1]
     assert [text.get_text() for text in panel.texts if "wait" in text.get_text()] == ["no request ever waited"]
     table[saturated] = None
-    assert len(waste_figure(select_complete(table)).axes) == 1
+    shares, running = waste_figure(select_complete(table)).axes
+    assert [ax.get_title(loc="left") for ax in (shares, running)] == ["over the whole run"] * 2
 
 
 def test_published_shares_are_outlined_beside_ours() -> None:
-    published = {"orca_max": {"used": 0.204, "reserved": 0.133, "internal": 0.573, "others": 0.089}}
-    ax = waste_figure(select_complete(sweep_table()), published).axes[0]
-    outlined = [patch for patch in ax.patches if to_hex(patch.get_facecolor()) == "#ffffff"]
-    assert [patch.get_width() for patch in outlined] == pytest.approx([0.204, 0.133, 0.573, 0.089])  # type: ignore[attr-defined]
+    published = {"orca_max": {"used": 0.204, "reserved": 0.133, "internal": 0.573, "others": 0.089, "running": 7.0}}
+    ax, _, running = waste_figure(select_complete(sweep_table()), published).axes
+    assert outlined_widths(ax) == pytest.approx([0.204, 0.133, 0.573, 0.089])
+    assert outlined_widths(running) == [7.0]
     assert len(bars_by_height(ax)) == len(ORCA_AND_VLLM) + 1
 
 
 @pytest.mark.parametrize("shares", [{"used": 20.4}, {"used": -0.1}, {"cached": 0.1}, {"used": 0.9, "others": 0.2}])
 def test_published_shares_that_are_no_shares_are_refused(shares: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="orca_max"):
+    with pytest.raises(UserError, match=r"^published\.orca_max: "):
         waste_figure(select_complete(sweep_table()), {"orca_max": shares})
 
 
@@ -233,6 +244,15 @@ def test_other_swept_keys_of_few_values_split_the_figure_instead_of_being_mixed(
     assert [name for name in names if name] == ["1 req/s", "2 req/s"]
     rows = np.array(figure.axes).reshape(2, -1)
     assert all(len(ax.lines) == len(ORCA_AND_VLLM) for ax in rows.ravel())  # contiguous policies are in both rows
+
+
+def test_policy_without_a_swept_key_is_in_every_part_but_null_is_a_value_of_it() -> None:
+    table = sweep_table(["orca_max", "vllm_v1"], rates=(1.0, 2.0), seeds=(0, 1))
+    table.insert(1, "memory.watermark", [None, None, None, None, None, 0.01, None, 0.01])  # vLLM: null and 0.01
+    figure = request_rate_figure(select_complete(table.assign(seed=0)))
+    names = [ax.get_title(loc="left") for ax in figure.axes]
+    assert [name for name in names if name] == ["memory.watermark=0.01", "memory.watermark=null"]
+    assert len(figure.axes[1].lines) == len(figure.axes[4].lines) == 3  # two policies and the offered load
 
 
 def test_swept_key_of_many_values_is_pooled_and_named() -> None:
@@ -450,7 +470,7 @@ def test_same_tables_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("first", "second"):
         folder = tmp_path / name / "run"
         folder.mkdir(parents=True)
-        paths = [*draw_sweep(tables, folder), *draw_run(run_folder(folder))]
+        paths = [*draw_sweep(tables, folder), *draw_run(run_folder(folder, steps_table(12)))]
         both.append({path.name: path.read_bytes() for path in paths})
     assert len(both[0]) == 8
     assert both[0] == both[1]
@@ -478,11 +498,18 @@ def test_plot_prints_the_paths_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
 
 
-def test_plot_knows_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep_table(["vllm_v1"]).to_parquet(tmp_path / "sweep.parquet")
+def test_plot_redraws_a_sweep_byte_for_byte_with_what_was_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = sweep_table(["vllm_v1"])
+    table.to_parquet(tmp_path / "sweep.parquet")
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "config.yaml").write_text("seed: 0\npublished:\n  vllm_v1: {used: 0.963, running: 30.42}\n")
+    paths = draw_sweep(table, tmp_path, {"vllm_v1": {"used": 0.963, "running": 30.42}})
+    before = [path.read_bytes() for path in paths]
     assert main([str(tmp_path)]) == 0
-    assert (tmp_path / "waste_shares.svg").exists()
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in paths]
+    assert [path.read_bytes() for path in paths] == before
 
 
 def _broken(tmp_path: Path, kind: str) -> Path:
@@ -506,6 +533,10 @@ def _broken(tmp_path: Path, kind: str) -> Path:
             (run_folder(folder) / "summary.json").write_text("{")
         case "no sweep column":
             sweep_table().drop(columns=["request_rate", "mean_running"]).to_parquet(folder / "sweep.parquet")
+        case "no config":
+            sweep_table().to_parquet(folder / "sweep.parquet")
+            (folder / "0").mkdir()
+            (folder / "0" / "config.yaml").write_text("published: {")
         case "all failed":
             sweep_table().assign(status="failed").to_parquet(folder / "sweep.parquet")
     return folder
@@ -524,6 +555,7 @@ def _broken(tmp_path: Path, kind: str) -> Path:
         ("overlap", "steps.parquet, row 1: starts at 1 s, before the one before it ends (1.5 s)"),
         ("no summary", "summary.json: not readable JSON"),
         ("no sweep column", "sweep.parquet: columns mean_running, request_rate are missing"),
+        ("no config", "config.yaml: not readable YAML"),
         ("all failed", "nothing to draw"),
     ],
 )
