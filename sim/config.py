@@ -98,7 +98,7 @@ def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supp
         if OmegaConf.is_missing(node, key):
             raise UserError(f"{name}.{key} is not set; give it as {name}.{key}=VALUE.")
         if node[key] is not None or key not in supplied:
-            arguments[key] = _typed(node[key], annotations.get(key, Any), f"{name}.{key}", supplied)
+            arguments[key] = typed(node[key], annotations.get(key, Any), f"{name}.{key}", **supplied)
     for key, value in supplied.items():
         if key in parameters:
             arguments.setdefault(key, value)
@@ -122,7 +122,7 @@ def fill(target: type[T], config: Mapping[str, Any]) -> T:
     for name in kinds:
         if name not in config:
             raise UserError(f"{name} is not set; give it as +{name}=VALUE.")
-    return target(**{name: _typed(config[name], kind, name, {}) for name, kind in kinds.items()})
+    return target(**{name: typed(config[name], kind, name) for name, kind in kinds.items()})
 
 
 def whole_number(config: DictConfig, name: str, least: int) -> int:
@@ -142,8 +142,12 @@ def resolved(config: DictConfig) -> str:
     return OmegaConf.to_yaml(config, resolve=True)
 
 
-def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> Any:
-    """`value` as `annotation` wants it; whole floats such as 1e6 pass for integers."""
+def typed(value: Any, annotation: Any, name: str, **supplied: Any) -> Any:
+    """`value` as `annotation` wants it, under the `name` it has for the user; whole floats such as 1e6 pass for integers.
+
+    Raises:
+        UserError: it is something else; the message names it.
+    """
     if isinstance(value, DictConfig) and "_target_" in value:
         return build(value, name, **supplied)
     if isinstance(value, (DictConfig, ListConfig)):
@@ -154,7 +158,7 @@ def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> 
     if origin in (typing.Union, types.UnionType):
         for choice in choices:
             try:
-                return _typed(value, choice, name, supplied)
+                return typed(value, choice, name, **supplied)
             except UserError:
                 continue
     elif annotation is types.NoneType or annotation is None:
@@ -166,7 +170,7 @@ def _typed(value: Any, annotation: Any, name: str, supplied: dict[str, Any]) -> 
         raise UserError(f"{name} is {value!r}; expected {_either(map(str, choices))}.")
     elif origin in (list, tuple):
         if isinstance(value, list):
-            return origin(_typed(item, choices[0], f"{name}[{i}]", supplied) for i, item in enumerate(value))
+            return origin(typed(item, choices[0], f"{name}[{i}]", **supplied) for i, item in enumerate(value))
     elif annotation is bool:
         if isinstance(value, bool):
             return value

@@ -65,8 +65,12 @@ class Verdict:
     difference: Difference | None
 
 
-def check_case(folder: Path) -> Verdict:
+def check_case(folder: Path, leap: bool = False) -> Verdict:
     """Runs the case in `folder` and compares every field of every line, then the summary.
+
+    Args:
+        folder: the case.
+        leap: run the scheduler with its shortcut for steadily decoding sequences, one step at a time.
 
     Raises:
         UserError: a file of the case is missing or unreadable.
@@ -77,7 +81,7 @@ def check_case(folder: Path) -> Verdict:
     _require(CONFIG_KEYS, config, f"{folder / 'config.json'}")
     for number, line in enumerate(trace, 1):
         _require(TRACE_KEYS, line, f"{folder / 'trace.jsonl'}, line {number}:")
-    run = Run(config, trace)
+    run = Run(config, trace, leap)
     lines = 0
     # A recording of a run that never ends stops after a first stretch; then so do we.
     cut_short = expected_summary.get("status") not in ("completed", "stuck")
@@ -129,9 +133,10 @@ class Run:
     Args:
         config: the case's `config.json`.
         trace: its `trace.jsonl`, a request each.
+        leap: let the scheduler not plan steadily decoding sequences one by one.
     """
 
-    def __init__(self, config: Record, trace: list[Record]) -> None:
+    def __init__(self, config: Record, trace: list[Record], leap: bool = False) -> None:
         self._caching = config["enable_prefix_caching"]
         self.memory = PagedMemory(
             num_blocks=config["num_gpu_blocks"],
@@ -150,6 +155,7 @@ class Run:
             long_prefill_token_threshold_adaptive=config["long_prefill_token_threshold_adaptive"],
             scheduler_reserve_full_isl=config["scheduler_reserve_full_isl"],
             reject_oversize=False,
+            leap=leap,
         )
         self._detail = config["record_detail"]
         self._name = [str(line["request_id"]) for line in trace]
@@ -173,7 +179,7 @@ class Run:
             plan = self.scheduler.schedule()
             yield self._execute(step, added, plan)
             step += 1
-            if not plan.batch and not plan.preemptions and not self.scheduler.idle:
+            if not plan.work.num_tokens and not plan.preemptions and not self.scheduler.idle:
                 if waiting == len(self._arrivals):
                     self._totals.status = "stuck"
                     return
@@ -210,13 +216,14 @@ class Run:
         memory, scheduler = self.memory, self.scheduler
         free_mid = memory.num_free_blocks
         block_ids = {self._id(s): list(s.blocks) for s in scheduler.running}
+        batch = scheduler.full_batch(plan)
         self._count_lookups(plan)
         finished = scheduler.commit(plan)
-        self._count(step, plan, finished, memory.num_usable_blocks - free_mid)
+        self._count(step, plan, batch, finished, memory.num_usable_blocks - free_mid)
         record: Record = {
             "step": step,
             "added": added,
-            "scheduled": _sorted((self._id(s), tokens) for s, tokens in plan.batch),
+            "scheduled": _sorted((self._id(s), tokens) for s, tokens in batch),
             "admitted": self._ids(plan.admitted),
             "resumed": self._ids(plan.resumed),
             "preempted": self._ids(preemption.victim for preemption in plan.preemptions),
@@ -232,7 +239,7 @@ class Run:
         }
         if self._detail:
             record |= {
-                "batch_order": self._ids(s for s, _ in plan.batch),
+                "batch_order": self._ids(s for s, _ in batch),
                 "running_order": self._ids(scheduler.running),
                 "waiting_order": self._ids(scheduler.waiting),
                 "block_ids": _sorted(block_ids.items()),
@@ -241,7 +248,9 @@ class Run:
             }
         return record
 
-    def _count(self, step: int, plan: StepPlan, finished: list[Sequence], used_mid: int) -> None:
+    def _count(
+        self, step: int, plan: StepPlan, batch: list[tuple[Sequence, int]], finished: list[Sequence], used_mid: int
+    ) -> None:
         totals = self._totals
         totals.recorded_steps += 1
         totals.last_step = step
@@ -250,7 +259,7 @@ class Run:
         totals.max_used_blocks = max(totals.max_used_blocks, used_mid)
         totals.finish_order += self._ids(finished)
         totals.finish_step |= {self._id(s): step for s in finished}
-        for sequence, _ in plan.batch:
+        for sequence, _ in batch:
             totals.first_scheduled_step.setdefault(self._id(sequence), step)
             if sequence.generated:
                 totals.first_token_step.setdefault(self._id(sequence), step)

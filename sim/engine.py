@@ -1,12 +1,16 @@
 """The engine: a SimPy process that lets a scheduler plan steps, a timer price them, and a recorder write them down.
 
 Requests that arrive during a step join at its end. Times are the running sum of the durations in step order; SimPy's
-clock moves with them but is not read back, so that they do not depend on how many events a stretch of time took.
+clock moves with them but is not read back, so that they do not depend on how many events a stretch of time took: a
+leap over many steps gives the same times, bit for bit, as the steps one by one.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
+from itertools import accumulate
 from typing import Any
 
 import simpy
@@ -18,6 +22,7 @@ from sim.scheduler.continuous import ContinuousBatching
 from workloads.errors import UserError
 from workloads.request import Request
 
+LONGEST_LEAP = 256  # steps; it only bounds the work that is lost when an arrival cuts a leap short
 NO_PROGRESS_POOLS = 4  # a run that computes this many pools full of tokens without one new token goes in circles
 
 
@@ -94,11 +99,11 @@ class Engine:
                     return
                 yield from self._wait_for_arrival()
                 continue
-            plan = scheduler.schedule()
-            if plan.batch:
+            plan = scheduler.schedule(LONGEST_LEAP)
+            if plan.work.num_tokens:
                 yield from self._execute(plan)
             elif plan.preemptions:
-                self._record(plan, self.now)
+                self._record(plan, [self.now, self.now])
             elif self.arrivals.next_s is not None:
                 yield from self._wait_for_arrival()
             else:
@@ -120,18 +125,25 @@ class Engine:
         self.now = arrival
 
     def _execute(self, plan: StepPlan) -> Generator[simpy.Event, Any, None]:
-        seconds = self.timer.seconds(plan.work)
-        yield self.env.timeout(seconds)
-        end = self.now + seconds
-        self._record(plan, end)
+        times = list(accumulate(self.timer.durations(plan), initial=self.now))
+        if plan.needs:
+            # An arrival or a sample ends the leap at the first boundary between steps at or after it.
+            due = min(self.arrivals.next_s or math.inf, self.recorder.next_sample_s)
+            plan.cut(bisect_left(times, due, 1, plan.repeat))
+            del times[plan.repeat + 1 :]
+        end = times[-1]
+        yield self.env.timeout(end - self.now)
+        self._record(plan, times)
         self.now = end
-        for sequence in self.scheduler.commit(plan):
+        finished = self.scheduler.commit(plan)
+        self.recorder.committed(plan, times)
+        for sequence in finished:
             self.recorder.finished(sequence, end)
 
-    def _record(self, plan: StepPlan, end: float) -> None:
+    def _record(self, plan: StepPlan, times: list[float]) -> None:
         waiting = self.scheduler.waiting
         occupancy = self._memory.occupancy(waiting.head() if waiting else None)
-        self.recorder.step(plan, self.now, end, occupancy, len(self.scheduler.running), len(waiting))
+        self.recorder.step(plan, times, occupancy, len(self.scheduler.running), len(waiting))
 
     def _check_progress(self, plan: StepPlan) -> None:
         if plan.work.num_generated:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sim.memory.interface import Occupancy
 
 PERCENTILES = (50, 90, 95, 99)
 SHARES = tuple(f.name for f in fields(Occupancy) if f.name != "largest_free_run")
+USED, RESERVED, INTERNAL, CACHED, EXTERNAL, IDLE = range(len(SHARES))
 
 
 @dataclass(slots=True)
@@ -28,6 +30,11 @@ class Samples:
         """Counts `value` so many times more."""
         self.values.append(value)
         self.counts.append(count)
+
+    def add_each(self, values: list[float], count: int) -> None:
+        """Counts each of `values` so many times more."""
+        self.values.extend(values)
+        self.counts.extend(repeat(count, len(values)))
 
     def statistics(self, name: str, scale: float) -> dict[str, float | None]:
         """Mean, median, standard deviation and percentiles under `vllm bench serve`'s keys, None without samples.
@@ -90,6 +97,17 @@ class TimeAverage:
         self.running += running * seconds
         self.waiting += waiting * seconds
 
+    def move(self, source: int, target: int, slot_seconds: float) -> None:
+        """Slots that changed their name within a stretch.
+
+        Args:
+            source: index in `SHARES` of what they were at its beginning.
+            target: index of what they became.
+            slot_seconds: how many of them, times the seconds that were left of the stretch.
+        """
+        self.slots[source] -= slot_seconds
+        self.slots[target] += slot_seconds
+
     def means(self, num_slots: int, prefix: str = "") -> dict[str, float | None]:
         """Time averages, None if no time has passed.
 
@@ -144,6 +162,12 @@ class Metrics:
             self.saturated.add(seconds, occupancy, running, waiting)
         if running > self.totals.max_running:
             self.totals.max_running = running
+
+    def move(self, source: int, target: int, slot_seconds: float, waiting: int) -> None:
+        """Slots that changed their name within the last stretch, during which so many requests waited."""
+        self.whole.move(source, target, slot_seconds)
+        if waiting:
+            self.saturated.move(source, target, slot_seconds)
 
     def summary(self) -> dict[str, Any]:
         """The figures; latencies in milliseconds, everything else in SI units."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sim.sequence import Sequence
@@ -55,30 +57,87 @@ class Preemption:
     tokens: int
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One step: which sequences compute how many tokens, and what had to happen for it.
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Blocks taken from the free list within a leap.
 
     Args:
-        batch: each sequence with the tokens it computes, in the order in which the batch was filled. Its block table
-            is in `sequence.blocks`; its tokens are the last of its computed ones.
+        step: in which step of the plan, from 0.
+        blocks: how many.
+        internal: slots among them that their sequence will never fill.
+        evicted: how many of them held a reusable prefix until then.
+    """
+
+    step: int
+    blocks: int
+    internal: int
+    evicted: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step, or `repeat` decode steps that differ in nothing but lengths and in the blocks that fall due.
+
+    Args:
+        batch: sequences planned one by one, each with the tokens it computes, in the order in which the batch was
+            filled. Its block table is in `sequence.blocks`; its tokens are the last of its computed ones.
+        steady: how many further sequences compute one token each. They are those that decode in every step, and are
+            not listed: the scheduler's `full_batch` does that. A scheduler that does not leap lists everyone.
         admitted: taken from the waiting queue for the first time, in that order.
         resumed: taken from the waiting queue after a preemption, in that order.
         hits: prefix-cache hit in tokens of each admitted or resumed sequence, admission by admission.
         preemptions: in the order in which they happened.
-        work: the sums that a timer prices.
+        woken: sequences that decoded in every step so far and have to be planned one by one in this one.
+        needs: blocks that fall due in each step after the first; one entry each.
+        takes: those blocks as they were taken; known once the plan is committed.
+        work: the sums that a timer prices, of the first step.
     """
 
     batch: list[tuple[Sequence, int]] = field(default_factory=list)
+    steady: int = 0
     admitted: list[Sequence] = field(default_factory=list)
     resumed: list[Sequence] = field(default_factory=list)
     hits: list[tuple[Sequence, int]] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
+    woken: list[Sequence] = field(default_factory=list)
+    needs: list[int] = field(default_factory=list)
+    takes: list[Take] = field(default_factory=list)
     work: StepWork = field(default_factory=StepWork)
+
+    @property
+    def repeat(self) -> int:
+        """Steps that the plan stands for."""
+        return 1 + len(self.needs)
+
+    def cut(self, num_steps: int) -> None:
+        """Keeps only the first `num_steps` steps."""
+        del self.needs[num_steps - 1 :]
+
+    def works(self) -> Iterator[StepWork]:
+        """The sums of each step; the object yielded changes with the next."""
+        work = replace(self.work)
+        yield work
+        for need in self.needs:
+            work.decode_context += work.decode_sequences
+            work.decode_blocks += need
+            yield work
 
 
 class StepTimer(Protocol):
-    """Says how long a step takes: by arithmetic, or by doing it."""
+    """Says how long steps take: by arithmetic, or by doing them."""
 
+    def durations(self, plan: StepPlan) -> list[float]:
+        """Seconds of each of the plan's steps; above 0 for a step with any work."""
+
+
+class WorkTimer(ABC):
+    """A timer for which the sums of a step are all that counts."""
+
+    @abstractmethod
     def seconds(self, work: StepWork) -> float:
-        """Duration of one step in seconds; above 0 for a step with any work."""
+        """Duration of one step in seconds."""
+
+    def durations(self, plan: StepPlan) -> list[float]:
+        """Seconds of each of the plan's steps."""
+        seconds = self.seconds
+        return [seconds(work) for work in plan.works()]

@@ -5,18 +5,51 @@ The schema is the same for predicted and measured runs. Rows stream out; only li
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from sim.memory.interface import Occupancy
-from sim.metrics import Metrics
-from sim.plan import StepPlan
+from sim.metrics import CACHED, IDLE, INTERNAL, RESERVED, USED, Metrics
+from sim.plan import Preemption, StepPlan
 from sim.sequence import Sequence
 from sim.tables import Table, write_json
+from workloads.errors import UserError
 
 Status = Literal["complete", "interrupted", "failed"]
+Rows = Literal["all", "sampled", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Which rows a run keeps. Figures of the summary count everything, whatever is kept.
+
+    Args:
+        steps: rows of the steps table: every plan, the first plan in each `sample_interval_s`, or none.
+        requests: rows of the requests table: every request, each `sample_every`-th by id, or none.
+        sample_interval_s: simulated seconds; above 0.
+        sample_every: at least 1.
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    steps: Rows = "all"
+    requests: Rows = "all"
+    sample_interval_s: float = 1.0
+    sample_every: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.sample_interval_s > 0:
+            raise UserError(f"record.sample_interval_s is {self.sample_interval_s}; expected seconds, above 0.")
+        if self.sample_every < 1:
+            raise UserError(f"record.sample_every is {self.sample_every}; expected a whole number of at least 1.")
+
+
 
 REQUESTS = pa.schema(
     [
@@ -38,15 +71,15 @@ REQUESTS = pa.schema(
 STEPS = pa.schema(
     [
         ("step", pa.int64()),
-        ("repeat", pa.int64()),
+        ("repeat", pa.int64()),  # steps that the row stands for; each further one uses num_sequences slots more
         ("start_s", pa.float64()),
         ("duration_s", pa.float64()),
-        ("num_tokens", pa.int64()),
+        ("num_tokens", pa.int64()),  # in each of the steps
         ("num_sequences", pa.int64()),  # in the batch
         ("running", pa.int64()),
         ("waiting", pa.int64()),
         ("preempted", pa.int64()),
-        ("used", pa.int64()),  # slots, as are all from here on
+        ("used", pa.int64()),  # slots in the first step, as are all from here on
         ("reserved", pa.int64()),
         ("internal", pa.int64()),
         ("cached", pa.int64()),
@@ -75,11 +108,19 @@ class Recorder:
     Args:
         folder: where the files go; made if it is not there.
         num_slots: slots in the pool.
+        block_size: slots in a block.
+        record: which rows to keep.
     """
 
-    def __init__(self, folder: Path, num_slots: int) -> None:
+    def __init__(self, folder: Path, num_slots: int, block_size: int, record: Record) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
+        self._block_size = block_size
+        self._all_steps = record.steps == "all"
+        self._sample_interval_s = record.sample_interval_s
+        self._next_sample_s = 0.0 if record.steps == "sampled" else math.inf
+        self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
+        self._waiting = 0
         self._tables: list[Table] = []
         self._requests = self._open("requests", REQUESTS)
         self._steps = self._open("steps", STEPS)
@@ -100,63 +141,54 @@ class Recorder:
         """Time has passed in which nothing ran."""
         self.metrics.stretch(seconds, occupancy, 0, waiting)
 
-    def step(self, plan: StepPlan, start: float, end: float, occupancy: Occupancy, running: int, waiting: int) -> None:
-        """A step has been executed but not yet committed.
+    @property
+    def next_sample_s(self) -> float:
+        """When the next row of the steps table is due; infinity if every plan gives one, or none does."""
+        return self._next_sample_s
+
+    def step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
+        """A plan has been executed but not yet committed.
 
         Args:
             plan: what it did.
-            start: when it began, in seconds.
-            end: when its tokens were there.
-            occupancy: the pool while it ran.
-            running: length of the running queue while it ran.
-            waiting: length of the waiting queue while it ran.
+            times: when its first step began and when each step's tokens were there, in seconds.
+            occupancy: the pool in its first step.
+            running: length of the running queue meanwhile.
+            waiting: length of the waiting queue meanwhile.
         """
         metrics, totals = self.metrics, self.metrics.totals
+        start, end = times[0], times[-1]
         metrics.stretch(end - start, occupancy, running, waiting)
+        for sequence in plan.woken:
+            sequence.last_token_s = start
         for sequence in plan.admitted:
             sequence.first_scheduled_s = start
             totals.prefix_queried_tokens += sequence.known
             totals.prefix_hit_tokens += sequence.hit_tokens or 0
         for preemption in plan.preemptions:
-            totals.tokens_recomputed += preemption.tokens
-            cause = "itself" if preemption.victim is preemption.because else "growth of another request"
-            self._events.add(
-                (
-                    start,
-                    totals.steps,
-                    "preemption",
-                    preemption.victim.request.request_id,
-                    cause,
-                    preemption.because.request.request_id,
-                    preemption.blocks,
-                    preemption.tokens,
-                )
-            )
-        self._token_times(plan, start, end)
-        work = plan.work
-        self._steps.add(
-            (
-                totals.steps,
-                1,
-                start,
-                end - start,
-                work.num_tokens,
-                work.num_sequences,
-                running,
-                waiting,
-                len(plan.preemptions),
-                occupancy.used,
-                occupancy.reserved,
-                occupancy.internal,
-                occupancy.cached,
-                occupancy.external,
-                occupancy.idle,
-                occupancy.largest_free_run,
-            )
-        )
-        totals.preemptions += len(plan.preemptions)
-        totals.scheduled_tokens += work.num_tokens
-        totals.steps += 1
+            self._preempted(preemption, start)
+        self._token_times(plan, times)
+        if self._all_steps or start >= self._next_sample_s:
+            self._add_step(plan, start, end, occupancy, running, waiting)
+        self._waiting = waiting
+        totals.scheduled_tokens += plan.work.num_tokens * plan.repeat
+        totals.steps += plan.repeat
+
+    def committed(self, plan: StepPlan, times: list[float]) -> None:
+        """The plan given to `step` is committed: what changed in the pool between its steps is known now."""
+        if not plan.needs:
+            return
+        move, waiting, end = self.metrics.move, self._waiting, times[-1]
+        # In each further step every sequence fills one slot that it had in reserve.
+        left = sum(end - start for start in times[1:-1])
+        move(RESERVED, USED, plan.steady * left, waiting)
+        for take in plan.takes:
+            left = end - times[take.step]
+            move(IDLE, RESERVED, (take.blocks - take.evicted) * self._block_size * left, waiting)
+            if take.evicted:
+                move(CACHED, RESERVED, take.evicted * self._block_size * left, waiting)
+            if take.internal:
+                move(RESERVED, INTERNAL, take.internal * left, waiting)
 
     def finished(self, sequence: Sequence, now: float) -> None:
         """A request has got its last token."""
@@ -204,24 +236,55 @@ class Recorder:
         self._tables.append(table)
         return table
 
-    def _token_times(self, plan: StepPlan, start: float, end: float) -> None:
-        """Notes when each sequence got its token; most had one at the end of the step before, and share an interval."""
+    def _token_times(self, plan: StepPlan, times: list[float]) -> None:
+        """Notes when each sequence got its tokens. The steady ones had their last at the end of the step before."""
         itl = self.metrics.itl
-        in_step = 0
+        start, end = times[0], times[-1]
+        if plan.steady:
+            itl.add_each([after - before for before, after in pairwise(times)], plan.steady)
         for sequence, _ in plan.batch:
             if sequence.computed == sequence.known:
-                if sequence.last_token_s == start:
-                    in_step += 1
-                elif sequence.last_token_s is not None:
-                    itl.add(end - sequence.last_token_s)
-                else:
+                if sequence.last_token_s is None:
                     sequence.first_token_s = end
+                else:
+                    itl.add(end - sequence.last_token_s)
                 sequence.last_token_s = end
-        if in_step:
-            itl.add(end - start, in_step)
+
+    def _preempted(self, preemption: Preemption, now: float) -> None:
+        totals = self.metrics.totals
+        totals.preemptions += 1
+        totals.tokens_recomputed += preemption.tokens
+        victim, because = preemption.victim.request.request_id, preemption.because.request.request_id
+        cause = "itself" if victim == because else "growth of another request"
+        row = (now, totals.steps, "preemption", victim, cause, because, preemption.blocks, preemption.tokens)
+        self._events.add(row)
+
+    def _add_step(
+        self, plan: StepPlan, start: float, end: float, occupancy: Occupancy, running: int, waiting: int
+    ) -> None:
+        work = plan.work
+        self._steps.add(
+            (
+                self.metrics.totals.steps,
+                plan.repeat,
+                start,
+                end - start,
+                work.num_tokens,
+                work.num_sequences,
+                running,
+                waiting,
+                len(plan.preemptions),
+                *occupancy.counts(),
+            )
+        )
+        if not self._all_steps:
+            periods = math.floor(start / self._sample_interval_s) + 1
+            self._next_sample_s = periods * self._sample_interval_s
 
     def _add_request(self, sequence: Sequence, status: str, reason: str | None, finish_s: float | None) -> None:
         request = sequence.request
+        if not self._every or request.request_id % self._every:
+            return
         self._requests.add(
             (
                 request.request_id,

@@ -9,14 +9,14 @@ from typing import Any
 import simpy
 from omegaconf import DictConfig
 
-from sim.config import build, fill, resolved, whole_number
+from sim.config import build, fill, resolved, typed, whole_number
 from sim.engine import Arrivals, Engine
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, kv_bytes_per_token, model_len, pool_blocks
 from sim.memory.interface import KVMemory
 from sim.plan import StepTimer
 from sim.progress import Progress
-from sim.recorder import Recorder, Status
+from sim.recorder import Record, Recorder, Status
 from sim.scheduler.continuous import ContinuousBatching
 from sim.tables import write_text
 from workloads.limit import FirstRequests
@@ -46,6 +46,7 @@ def assemble(config: DictConfig) -> Parts:
     model: ModelSpec = build(config.model, "model")
     hardware: Hardware = build(config.hardware, "hardware")
     limit = model_len(model, deployment)
+    leap = typed(config.engine.leap, bool, "engine.leap")
     given = config.memory.get("num_blocks")
     num_blocks = pool_blocks(
         model,
@@ -62,7 +63,7 @@ def assemble(config: DictConfig) -> Parts:
         deployment=deployment,
         workload=_workload(config, limit),
         memory=memory,
-        scheduler=build(config.scheduler, "scheduler", memory=memory, max_model_len=limit),
+        scheduler=build(config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap),
         timer=build(config.timing, "timing", model=model, hardware=hardware, deployment=deployment),
     )
 
@@ -79,6 +80,7 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
         UserError: the run cannot start, or makes no progress; in the latter case the folder is complete up to there.
     """
     parts = assemble(config)
+    record: Record = build(config.record, "record")
     write_text(folder / "config.yaml", resolved(config))
     memory, model = parts.memory, parts.model
     facts = facts | {
@@ -87,7 +89,7 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
         "max_model_len": parts.scheduler.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
-    recorder = Recorder(folder, memory.num_slots)
+    recorder = Recorder(folder, memory.num_slots, memory.block_size, record)
     env = simpy.Environment()
     with Progress(parts.workload.num_requests) as progress:
         try:

@@ -103,4 +103,5 @@ def _row(number: int, point: Path) -> dict[str, Any]:
     summary = json.loads((point / "summary.json").read_text(encoding="utf-8"))
     swept = {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(overrides)}
     keys = {key: value for key, value in swept.items() if key not in summary and isinstance(value, str | int | float)}
-    return {"point": number, "overrides": " ".join(overrides), **keys, **summary}
+    scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
+    return {"point": number, "overrides": " ".join(overrides), **keys, **scalars}

@@ -6,6 +6,7 @@ aside is the reservation's rule (`reservation.py`), where it lies the allocator'
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sim.memory.allocators.interface import Allocator
@@ -92,6 +93,32 @@ class ContiguousMemory:
         """Always: the room was set aside at admission."""
         self._computed += num_tokens - sequence.computed
         return True
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of no region."""
+        return self._allocator.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """None: regions are not kept."""
+        return 0
+
+    def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """None: a region never grows."""
+        return 0
+
+    def room_left(self, sequence: Sequence) -> int:
+        """What is left of its region, which its last token does not exceed."""
+        return len(sequence.blocks) * self.block_size - sequence.computed
+
+    def extend(self, sequences: list[Sequence]) -> int:
+        """Never asked for: a region holds all that its sequence will store."""
+        raise AssertionError("a contiguous region does not grow")
+
+    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
+        """Counts the tokens."""
+        self._computed += num_tokens
 
     def release(self, sequence: Sequence) -> None:
         """Frees the region."""

@@ -5,6 +5,7 @@ A policy decides who holds which slots. It knows nothing of queues, budgets or t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,18 @@ class Occupancy:
     external: int
     idle: int
     largest_free_run: int
+
+    def counts(self) -> tuple[int, ...]:
+        """The figures in the order of the fields."""
+        return (
+            self.used,
+            self.reserved,
+            self.internal,
+            self.cached,
+            self.external,
+            self.idle,
+            self.largest_free_run,
+        )
 
 
 class KVMemory(Protocol):
@@ -70,6 +83,35 @@ class KVMemory(Protocol):
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives a running sequence room for `num_tokens` tokens in all. False if there is none, and nothing changed."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be handed out now."""
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Those of them that hold a reusable prefix."""
+
+    def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that `grow` to `num_tokens` tokens would take."""
+
+    def room_left(self, sequence: Sequence) -> int:
+        """Tokens that the sequence can still store in what it holds."""
+
+    def extend(self, sequences: list[Sequence]) -> int:
+        """Gives each of the sequences, whose blocks are full, one block more, in this order; there are enough.
+
+        Returns:
+            Slots among them that their sequence will never fill.
+        """
+
+    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
+        """Counts one more token each for `num_tokens` sequences that have room for it.
+
+        Args:
+            num_tokens: how many.
+            completing: those among them whose token completes a block; their `computed` counts it already.
+        """
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""

@@ -6,6 +6,8 @@ conformance cases. Which sequence asks, and who must go when there is no room, i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sim.memory.interface import Occupancy
 from sim.memory.prefix import PrefixCache
 from sim.sequence import Sequence
@@ -67,7 +69,12 @@ class PagedMemory:
     @property
     def num_free_blocks(self) -> int:
         """Blocks without a holder, those that still hold a reusable prefix included."""
-        return len(self._free) + (self.prefix.num_evictable if self.prefix else 0)
+        return len(self._free) + self.num_cached_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks without a holder that still hold a reusable prefix."""
+        return self.prefix.num_evictable if self.prefix else 0
 
     def free_list(self) -> list[int]:
         """Free block ids, next to be handed out first."""
@@ -105,7 +112,7 @@ class PagedMemory:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Rule 8: the missing blocks, if there are enough; neither watermark nor lookahead counts."""
-        missing = self._blocks_for(num_tokens) - len(sequence.blocks)
+        missing = self.missing_blocks(sequence, num_tokens)
         if missing > 0:
             if missing > self.num_free_blocks:
                 return False
@@ -117,6 +124,31 @@ class PagedMemory:
             self.prefix.register(sequence, sequence.computed // self.block_size, num_tokens)
         self._computed += num_tokens - sequence.computed
         return True
+
+    def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Rule 8: blocks for all tokens, less those it has."""
+        return self._blocks_for(num_tokens) - len(sequence.blocks)
+
+    def room_left(self, sequence: Sequence) -> int:
+        """Empty slots of its last block."""
+        return len(sequence.blocks) * self.block_size - sequence.computed
+
+    def extend(self, sequences: list[Sequence]) -> int:
+        """One block each from the front of the free list."""
+        internal = 0
+        for sequence in sequences:
+            assert isinstance(sequence.blocks, list)
+            sequence.blocks += self._take(1)
+            internal += self._beyond_end(sequence)
+        self._internal += internal
+        return internal
+
+    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
+        """Counts the tokens and registers the blocks that they complete (rule 4)."""
+        self._computed += num_tokens
+        if self.prefix:
+            for sequence in completing:
+                self.prefix.register(sequence, sequence.computed // self.block_size - 1, sequence.computed)
 
     def release(self, sequence: Sequence) -> None:
         """Rule 2: blocks without a key go to the front, the last of the table foremost; keyed ones to the back."""
@@ -132,7 +164,7 @@ class PagedMemory:
         """Any free block serves any table, so nothing free is ever *external*."""
         size = self.block_size
         idle = len(self._free) * size
-        cached = self.prefix.num_evictable * size if self.prefix else 0
+        cached = self.num_cached_blocks * size
         # A shared block is full, and stands in every holder's table: it counts once.
         used = self._computed - (self.prefix.shared * size if self.prefix else 0)
         reserved = self.num_slots - idle - cached - used - self._internal

@@ -45,13 +45,13 @@ OUTPUT_TOKENS = Panel("output_throughput", "throughput\n(output token/s)")
 LATENCY = Panel("mean_normalized_latency_ms", "mean normalized latency\n(ms per output token)", if_wide="log")
 RUNNING = Panel("mean_running", "mean running requests\nover the whole run")
 RUNNING_SATURATED = Panel("mean_running_saturated", "mean running requests\nwhile requests wait")
-COLUMNS = tuple(panel.column for panel in (REQUESTS, OUTPUT_TOKENS, LATENCY, RUNNING))
+COLUMNS = tuple(panel.column for panel in (REQUESTS, OUTPUT_TOKENS, LATENCY, RUNNING, RUNNING_SATURATED))
 
 
 def block_size_figure(points: Points) -> Figure:
     """Throughput and batch against block size; a policy without blocks is a level line."""
     panels = [REQUESTS, OUTPUT_TOKENS, RUNNING]
-    if RUNNING_SATURATED.column in points.rows and points.rows[RUNNING_SATURATED.column].notna().any():
+    if points.rows[RUNNING_SATURATED.column].notna().any():
         panels.append(RUNNING_SATURATED)
     question = "What does the block size cost in throughput and in requests held?"
     return _draw(points, "block_size", panels, question)

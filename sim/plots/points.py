@@ -121,9 +121,7 @@ def _spell(key: str, value: object) -> str:
     spelled = spell_value(key, value)
     if key in NAMES:
         return spelled
-    return {"block_size": f"blocks of {spelled} tokens", "request_rate": f"{spelled} req/s"}.get(
-        key, f"{key}={spelled}"
-    )
+    return {"block_size": f"block size {spelled}", "request_rate": f"{spelled} req/s"}.get(key, f"{key}={spelled}")
 
 
 def _independent_keys(rows: pd.DataFrame) -> list[str]:

@@ -41,7 +41,8 @@ def pool_figure(steps: pd.DataFrame, plans: Spans, setting: str) -> Figure:
         _draw_preemptions(axes[2], preempted, edges)
         axes[2].set_ylabel(f"preempted\nper {width}" if binned else "preempted\nper step")
     axes[-1].set_xlabel("time (s)")
-    axes[-1].set_xlim(edges[0], edges[-1])
+    starts_late = edges[0] > 0.05 * edges[-1]  # only then is time zero better left out
+    axes[-1].set_xlim(edges[0] if starts_late else 0.0, edges[-1])
     axes[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     figure.align_ylabels(axes)
 

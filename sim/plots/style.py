@@ -174,7 +174,7 @@ def write_footnote(figure: Figure, sentences: Iterable[str]) -> None:
 
 def label_log_axis(axis: Axis, lowest: float, highest: float) -> None:
     """Writes plain numbers on a logarithmic axis, at 1, 2 and 5 of each decade if it has few decades."""
-    steps = (1.0, 2.0, 5.0) if highest < 300 * lowest else (1.0,)
+    steps = (1.0, 2.0, 5.0) if highest < 200 * lowest else (1.0,)
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(NullFormatter())

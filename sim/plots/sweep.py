@@ -33,10 +33,11 @@ def draw_sweep(
     Raises:
         UserError: if the table lacks a column, or published figures are none of these or no shares of one pool.
     """
+    require_columns(table, ["status"], folder / TABLE)
+    if not (table["status"] == "complete").any():
+        return []  # points that never started have no results, so there may be no columns for them
     require_columns(table, COLUMNS, folder / TABLE)
     points = select_complete(table)
-    if not len(points.rows):
-        return []
     with settings():
         paths = save(waste.waste_figure(points, published), folder, "waste_shares")
         if points.sweeps_within_a_policy("block_size"):

@@ -26,7 +26,7 @@ from sim.plots.style import INK, STATE_LOOKS, STATES, StateLook, new_figure, pol
 from workloads.errors import UserError
 
 PANELS = {"share_": "over the whole run", "saturated_share_": "while requests wait"}
-COLUMNS = tuple(f"share_{state}" for state in STATES)
+COLUMNS = tuple(f"{prefix}{state}" for prefix in PANELS for state in STATES)
 MOST_BARS = 100  # more would not fit a page
 NARROWEST_LABELLED = 0.07
 
@@ -107,15 +107,16 @@ def _check_published(policy: str, figures: Figures) -> None:
     unknown = sorted(figures.keys() - set(names))
     if unknown:
         raise UserError(f"published.{policy}: no such figure as {unknown[0]}; there are {', '.join(names)}.")
+    if not all(isinstance(value, int | float) for value in figures.values()):
+        raise UserError(f"published.{policy}: {dict(figures)} are not all numbers; expected shares from 0 to 1.")
     whole = sum(figures.get(name, 0) for name in PUBLISHED_LOOKS)
     if min(figures.values(), default=0) < 0 or whole > 1.005:  # printed to 0.1 %, four shares may round up
         raise UserError(f"published.{policy}: shares sum to {whole:g}; expected none below 0 and a sum of at most 1.")
 
 
 def _has(rows: pd.DataFrame, prefix: str) -> bool:
-    """Whether any point has the shares whose columns start with `prefix`."""
-    columns = [f"{prefix}{state}" for state in STATES]
-    return set(columns) <= set(rows.columns) and bool(rows[columns].notna().all(axis=1).any())
+    """Whether any point has values in the shares whose columns start with `prefix`."""
+    return bool(rows[[f"{prefix}{state}" for state in STATES]].notna().all(axis=1).any())
 
 
 def _place_bars(points: Points, by: Sequence[str], published: Mapping[str, Figures]) -> list[Bar]:

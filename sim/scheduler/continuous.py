@@ -10,9 +10,12 @@ growth never fails and nobody is preempted.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from sim.memory.interface import KVMemory
 from sim.plan import Preemption, StepPlan, StepWork
 from sim.scheduler.queues import QueuePolicy
+from sim.scheduler.steady import SteadyDecodes
 from sim.sequence import Sequence
 from workloads.errors import UserError
 from workloads.request import Request
@@ -33,6 +36,8 @@ class ContinuousBatching:
         scheduler_reserve_full_isl: admit only if all known tokens fit now, not just the first chunk.
         reject_oversize: turn away at arrival what could never finish; without it such a request blocks the queue for
             ever, as in the real engine (rule 17).
+        leap: do not plan sequences one by one in steps in which nothing about them is decided (`steady.py`). Decisions
+            are the same with and without.
 
     Raises:
         UserError: a number out of range, or a budget below the model limit without chunked prefill.
@@ -50,6 +55,7 @@ class ContinuousBatching:
         long_prefill_token_threshold_adaptive: bool = False,
         scheduler_reserve_full_isl: bool = True,
         reject_oversize: bool = True,
+        leap: bool = False,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max_model_len
@@ -64,7 +70,11 @@ class ContinuousBatching:
         self.memory = memory
         self.max_model_len = max_model_len
         self.waiting = policy
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}  # in order of admission
+        self._steady = SteadyDecodes(memory)
+        self._others: dict[Sequence, None] = {}  # the running ones that are not steady, in order of admission
+        self._admissions = 0
+        self._leap = leap
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._chunked_prefill = chunked_prefill
@@ -90,32 +100,64 @@ class ContinuousBatching:
             self.waiting.arrive(sequence)
         return sequence, reason
 
-    def schedule(self) -> StepPlan:
-        """Plans one step. The plan's batch is empty if nothing could be scheduled."""
+    def schedule(self, max_steps: int = 1) -> StepPlan:
+        """Plans one step, or up to `max_steps` if nothing needs a decision in those after it.
+
+        The plan's batch is empty, and nobody is steady, if nothing could be scheduled.
+        """
         plan = StepPlan()
         cap = self._cap_of_this_step()
-        budget = self._schedule_running(plan, cap)
+        if not self._steady_can_go_on(cap):
+            plan.woken = self._steady.dissolve(self.running)
+            self._others = self.running.copy()
+        plan.steady = self._steady.count
+        if plan.steady:
+            self._steady.schedule()
+        budget = self._schedule_others(plan, cap, self._budget - plan.steady)
         if not plan.preemptions:  # rule 12
             self._schedule_waiting(plan, cap, budget)
-        plan.work = self._work(plan.batch)
+        if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and self._steady.tellers):
+            plan.needs = self._steady.leap(max_steps - 1)
+        plan.work = self._work(plan)
         return plan
 
+    def full_batch(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Every sequence of a plan with the tokens it computes, in batch order; only before the plan is committed."""
+        one_by_one = dict(plan.batch)
+        return [
+            (sequence, one_by_one.get(sequence, 1))
+            for sequence in self.running
+            if sequence in one_by_one or sequence in self._steady
+        ]
+
     def commit(self, plan: StepPlan) -> list[Sequence]:
-        """Applies what the step has computed: whoever has caught up gets one token, and finishes if it was the last.
+        """Applies what the plan has computed: whoever has caught up gets one token, and finishes if it was the last.
+
+        Args:
+            plan: has been executed, and cut to the steps that were. Its `takes` are filled in.
 
         Returns:
             The finished sequences, in the order in which their blocks were freed (rule 16).
         """
-        finished = []
+        finished: list[Sequence] = []
+        if plan.steady:
+            plan.takes = self._steady.go_on(plan.needs)
+            finished = self._steady.commit()
+        num_steady = len(finished)
         for sequence, _ in plan.batch:
             if sequence.computed == sequence.known:
                 sequence.known += 1
                 if sequence.known == sequence.final:
-                    self.memory.release(sequence)
                     finished.append(sequence)
-        if finished:
-            gone = set(map(id, finished))
-            self.running = [sequence for sequence in self.running if id(sequence) not in gone]
+                elif self._leap:
+                    del self._others[sequence]
+                    self._steady.join(sequence)
+        if num_steady and len(finished) > num_steady:
+            finished.sort(key=attrgetter("order"))
+        for sequence in finished:
+            self.memory.release(sequence)
+            del self.running[sequence]
+            self._others.pop(sequence, None)
         return finished
 
     def explain_stall(self) -> str:
@@ -141,34 +183,48 @@ class ContinuousBatching:
 
     def _cap_of_this_step(self) -> int:
         """Rule 6."""
-        queued = len(self.running) + len(self.waiting)
-        if not self._cap or queued <= 1:
+        if not self._cap or (queued := len(self.running) + len(self.waiting)) <= 1:
             return self._budget
         return max(self._cap, self._budget // queued) if self._adaptive_cap else self._cap
 
-    def _schedule_running(self, plan: StepPlan, cap: int) -> int:
-        """Rules 7 to 11; returns the budget left."""
-        budget = self._budget
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
+    def _steady_can_go_on(self, cap: int) -> bool:
+        """Whether planning everyone one by one would give each steady sequence its token and preempt nobody.
+
+        They come first if the others were all admitted after them; then what the others get does not depend on them.
+        """
+        steady = self._steady
+        if not steady.count:
+            return True
+        if steady.count > self._budget:
+            return False
+        need = len(steady.due())
+        if self._others:
+            if next(iter(self._others)).order < steady.last_order:
+                return False
+            for other in self._others:
+                tokens = min(other.known - other.computed, cap, self._budget)
+                need += self.memory.missing_blocks(other, other.computed + tokens)
+        return need <= self.memory.num_free_blocks
+
+    def _schedule_others(self, plan: StepPlan, cap: int, budget: int) -> int:
+        """Rules 7 to 11 for everyone who is not steady; returns the budget left."""
+        for sequence in list(self._others):
+            if budget <= 0:
+                break
+            if sequence not in self.running:  # preempted by one before it
+                continue
             missing, limit = sequence.known - sequence.computed, self.max_model_len - 1 - sequence.computed
             tokens = min(missing, cap, budget, limit)
-            if tokens > 0:
-                while not self.memory.grow(sequence, sequence.computed + tokens):
-                    victim = self.waiting.victim(self.running)
-                    if self.running.index(victim) < position:
-                        position -= 1
-                    budget += self._preempt(plan, victim, because=sequence)
-                    if victim is sequence:
-                        break
-                else:
+            while tokens > 0:
+                if self.memory.grow(sequence, sequence.computed + tokens):
                     sequence.computed += tokens
                     plan.batch.append((sequence, tokens))
                     budget -= tokens
-                    position += 1
-                continue  # rule 10: where the sequence itself had to go, the next one stands in its place
-            position += 1
+                    break
+                victim = self.waiting.victim(self.running)
+                budget += self._preempt(plan, victim, because=sequence)
+                if victim is sequence:  # rule 10
+                    break
         return budget
 
     def _preempt(self, plan: StepPlan, victim: Sequence, because: Sequence) -> int:
@@ -177,7 +233,7 @@ class ContinuousBatching:
         if refund:
             plan.batch.remove((victim, refund))
         plan.preemptions.append(Preemption(victim, because, len(victim.blocks), victim.computed - refund))
-        self.running.remove(victim)
+        del self.running[victim], self._others[victim]
         self.memory.release(victim)
         victim.computed = 0
         victim.preemptions += 1
@@ -198,7 +254,9 @@ class ContinuousBatching:
             if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=bool(self.running)):
                 return
             self.waiting.pop()
-            self.running.append(sequence)
+            self._admissions += 1
+            sequence.order = self._admissions
+            self.running[sequence] = self._others[sequence] = None
             sequence.computed = hit_tokens + tokens
             budget -= tokens
             (plan.resumed if sequence.preemptions else plan.admitted).append(sequence)
@@ -207,9 +265,16 @@ class ContinuousBatching:
                 sequence.hit_tokens = hit_tokens
             plan.batch.append((sequence, tokens))
 
-    def _work(self, batch: list[tuple[Sequence, int]]) -> StepWork:
-        work = StepWork(num_sequences=len(batch))
-        for sequence, tokens in batch:
+    def _work(self, plan: StepPlan) -> StepWork:
+        steady, count = self._steady, plan.steady
+        work = StepWork(
+            num_sequences=count + len(plan.batch),
+            decode_sequences=count,
+            decode_context=steady.context,
+            decode_blocks=steady.entries,
+            num_generated=count,
+        )
+        for sequence, tokens in plan.batch:
             context = sequence.computed
             work.num_generated += context == sequence.known
             if tokens == 1:

@@ -33,8 +33,8 @@ class QueuePolicy(Protocol):
     def return_preempted(self, sequence: Sequence) -> None:
         """Queues a sequence that has lost its blocks."""
 
-    def victim(self, running: list[Sequence]) -> Sequence:
-        """The running sequence to preempt."""
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        """The running sequence to preempt; `running` is in order of admission."""
 
 
 class Fcfs:
@@ -61,8 +61,8 @@ class Fcfs:
     def return_preempted(self, sequence: Sequence) -> None:
         self._queue.appendleft(sequence)
 
-    def victim(self, running: list[Sequence]) -> Sequence:
-        return running[-1]
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
+        return next(reversed(running))
 
 
 class Priority:
@@ -88,7 +88,7 @@ class Priority:
 
     return_preempted = arrive
 
-    def victim(self, running: list[Sequence]) -> Sequence:
+    def victim(self, running: dict[Sequence, None]) -> Sequence:
         return max(running, key=_rank)
 
 

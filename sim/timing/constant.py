@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sim.plan import StepWork
+from sim.plan import StepWork, WorkTimer
 from workloads.errors import UserError
 
 
-class Constant:
+class Constant(WorkTimer):
     """A step takes `step_seconds`, and `seconds_per_token` more for each token it computes.
 
     Args:

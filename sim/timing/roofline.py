@@ -31,13 +31,13 @@ import math
 
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import BITS, ModelSpec, kv_bytes_per_layer, kv_heads_per_rank, layer_weight_bytes, stages
-from sim.plan import StepWork
+from sim.plan import StepWork, WorkTimer
 from workloads.errors import UserError
 
 BLOCK_TABLE_ENTRY = 4  # bytes: an int32
 
 
-class Roofline:
+class Roofline(WorkTimer):
     """Prices steps by arithmetic alone.
 
     Args:

@@ -54,7 +54,8 @@ def test_buddy_pool_of_opt_13b_has_seven_regions_of_2048_and_no_eighth():
 def test_buddies_merge_back_in_any_order_of_release():
     buddy = Buddy(OPT_13B_POOL)
     regions = [buddy.allocate(2048) for _ in range(7)]
-    # 2048 and 4096 are neighbours, but no buddies: with them free, 0 and 6144 still held, the largest is 4096 + nothing.
+    # Regions 2048 and 4096 are neighbours but no buddies, so both free make no more than 2048. The buddy of 2048 is 0:
+    # together 4096. The buddy of 4096 is 6144: another 4096, whose buddy is the first, so 8192.
     for index, largest in ((4, 2048), (5, 2048), (3, 4096), (6, 8192)):
         region = regions[index]
         assert region is not None
