@@ -6,7 +6,7 @@ Names and units are those of `vllm bench serve` where it has the figure. Average
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from sim.memory.interface import Occupancy
 
 PERCENTILES = (50, 90, 95, 99)
-SHARES = tuple(f.name for f in fields(Occupancy) if f.name != "largest_free_run")
+SHARES = Occupancy._fields[:6]  # the largest free run is part of one of them
 USED, RESERVED, INTERNAL, CACHED, EXTERNAL, IDLE = range(len(SHARES))
 
 
@@ -88,12 +88,13 @@ class TimeAverage:
         """A stretch of `seconds` in which all of this held."""
         self.seconds += seconds
         slots = self.slots
-        slots[0] += occupancy.used * seconds
-        slots[1] += occupancy.reserved * seconds
-        slots[2] += occupancy.internal * seconds
-        slots[3] += occupancy.cached * seconds
-        slots[4] += occupancy.external * seconds
-        slots[5] += occupancy.idle * seconds
+        used, reserved, internal, cached, external, idle, _ = occupancy
+        slots[USED] += used * seconds
+        slots[RESERVED] += reserved * seconds
+        slots[INTERNAL] += internal * seconds
+        slots[CACHED] += cached * seconds
+        slots[EXTERNAL] += external * seconds
+        slots[IDLE] += idle * seconds
         self.running += running * seconds
         self.waiting += waiting * seconds
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from copy import copy
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from sim.sequence import Sequence
 
@@ -57,19 +58,18 @@ class Preemption:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """Blocks taken from the free list within a leap.
 
     Args:
         step: in which step of the plan, from 0.
-        blocks: how many.
+        slots: how many slots they have.
         internal: slots among them that their sequence will never fill.
-        evicted: how many of them held a reusable prefix until then.
+        evicted: slots among them that held a reusable prefix until then.
     """
 
     step: int
-    blocks: int
+    slots: int
     internal: int
     evicted: int
 
@@ -115,7 +115,8 @@ class StepPlan:
 
     def works(self) -> Iterator[StepWork]:
         """The sums of each step; the object yielded changes with the next."""
-        work = replace(self.work)
+        first = self.work
+        work = copy(self.work)
         yield work
         for need in self.needs:
             work.decode_context += work.decode_sequences
@@ -139,5 +140,6 @@ class WorkTimer(ABC):
 
     def durations(self, plan: StepPlan) -> list[float]:
         """Seconds of each of the plan's steps."""
-        seconds = self.seconds
-        return [seconds(work) for work in plan.works()]
+        if not plan.needs:
+            return [self.seconds(plan.work)]
+        return [self.seconds(work) for work in plan.works()]

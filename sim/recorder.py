@@ -50,7 +50,6 @@ class Record:
             raise UserError(f"record.sample_every is {self.sample_every}; expected a whole number of at least 1.")
 
 
-
 REQUESTS = pa.schema(
     [
         ("request_id", pa.int64()),
@@ -102,20 +101,21 @@ EVENTS = pa.schema(
 )
 
 
+EVERYTHING = Record()
+
+
 class Recorder:
     """Writes a run folder.
 
     Args:
         folder: where the files go; made if it is not there.
         num_slots: slots in the pool.
-        block_size: slots in a block.
         record: which rows to keep.
     """
 
-    def __init__(self, folder: Path, num_slots: int, block_size: int, record: Record) -> None:
+    def __init__(self, folder: Path, num_slots: int, record: Record = EVERYTHING) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
-        self._block_size = block_size
         self._all_steps = record.steps == "all"
         self._sample_interval_s = record.sample_interval_s
         self._next_sample_s = 0.0 if record.steps == "sampled" else math.inf
@@ -184,9 +184,9 @@ class Recorder:
         move(RESERVED, USED, plan.steady * left, waiting)
         for take in plan.takes:
             left = end - times[take.step]
-            move(IDLE, RESERVED, (take.blocks - take.evicted) * self._block_size * left, waiting)
+            move(IDLE, RESERVED, (take.slots - take.evicted) * left, waiting)
             if take.evicted:
-                move(CACHED, RESERVED, take.evicted * self._block_size * left, waiting)
+                move(CACHED, RESERVED, take.evicted * left, waiting)
             if take.internal:
                 move(RESERVED, INTERNAL, take.internal * left, waiting)
 
@@ -274,7 +274,7 @@ class Recorder:
                 running,
                 waiting,
                 len(plan.preemptions),
-                *occupancy.counts(),
+                *occupancy,
             )
         )
         if not self._all_steps:

@@ -6,7 +6,6 @@ aside is the reservation's rule (`reservation.py`), where it lies the allocator'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from sim.memory.allocators.interface import Allocator
@@ -112,13 +111,16 @@ class ContiguousMemory:
         """What is left of its region, which its last token does not exceed."""
         return len(sequence.blocks) * self.block_size - sequence.computed
 
-    def extend(self, sequences: list[Sequence]) -> int:
+    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
         """Never asked for: a region holds all that its sequence will store."""
         raise AssertionError("a contiguous region does not grow")
 
-    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
-        """Counts the tokens."""
+    def store(self, num_tokens: int) -> None:
+        """One slot each."""
         self._computed += num_tokens
+
+    def complete(self, sequences: list[Sequence]) -> None:
+        """A full region is nothing to note."""
 
     def release(self, sequence: Sequence) -> None:
         """Frees the region."""

@@ -6,14 +6,12 @@ A policy decides who holds which slots. It knows nothing of queues, budgets or t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(NamedTuple):
     """The pool at one moment, in slots. The six names add up to the pool (DESIGN: waste).
 
     Args:
@@ -33,18 +31,6 @@ class Occupancy:
     external: int
     idle: int
     largest_free_run: int
-
-    def counts(self) -> tuple[int, ...]:
-        """The figures in the order of the fields."""
-        return (
-            self.used,
-            self.reserved,
-            self.internal,
-            self.cached,
-            self.external,
-            self.idle,
-            self.largest_free_run,
-        )
 
 
 class KVMemory(Protocol):
@@ -98,20 +84,18 @@ class KVMemory(Protocol):
     def room_left(self, sequence: Sequence) -> int:
         """Tokens that the sequence can still store in what it holds."""
 
-    def extend(self, sequences: list[Sequence]) -> int:
+    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
         """Gives each of the sequences, whose blocks are full, one block more, in this order; there are enough.
 
         Returns:
-            Slots among them that their sequence will never fill.
+            Those of them that will fill the new block, and the slots that will never be filled of the others' blocks.
         """
 
-    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
-        """Counts one more token each for `num_tokens` sequences that have room for it.
+    def store(self, num_tokens: int) -> None:
+        """Counts tokens that running sequences store in slots they hold."""
 
-        Args:
-            num_tokens: how many.
-            completing: those among them whose token completes a block; their `computed` counts it already.
-        """
+    def complete(self, sequences: list[Sequence]) -> None:
+        """Takes note that each of the sequences has filled the last block of its table."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""

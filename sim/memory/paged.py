@@ -6,8 +6,6 @@ conformance cases. Which sequence asks, and who must go when there is no room, i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sim.memory.interface import Occupancy
 from sim.memory.prefix import PrefixCache
 from sim.sequence import Sequence
@@ -133,22 +131,31 @@ class PagedMemory:
         """Empty slots of its last block."""
         return len(sequence.blocks) * self.block_size - sequence.computed
 
-    def extend(self, sequences: list[Sequence]) -> int:
+    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
         """One block each from the front of the free list."""
-        internal = 0
-        for sequence in sequences:
-            assert isinstance(sequence.blocks, list)
-            sequence.blocks += self._take(1)
-            internal += self._beyond_end(sequence)
+        blocks, size, internal = self._take(len(sequences)), self.block_size, 0
+        filling = []
+        for sequence, block in zip(sequences, blocks, strict=True):
+            table = sequence.blocks
+            table.append(block)  # type: ignore[attr-defined]
+            beyond = len(table) * size - sequence.final + 1
+            if beyond > 0:
+                internal += beyond
+            else:
+                filling.append(sequence)
         self._internal += internal
-        return internal
+        return filling, internal
 
-    def store(self, num_tokens: int, completing: Iterable[Sequence]) -> None:
-        """Counts the tokens and registers the blocks that they complete (rule 4)."""
+    def store(self, num_tokens: int) -> None:
+        """One slot each."""
         self._computed += num_tokens
+
+    def complete(self, sequences: list[Sequence]) -> None:
+        """Registers the blocks (rule 4)."""
         if self.prefix:
-            for sequence in completing:
-                self.prefix.register(sequence, sequence.computed // self.block_size - 1, sequence.computed)
+            for sequence in sequences:
+                full = len(sequence.blocks)
+                self.prefix.register(sequence, full - 1, full * self.block_size)
 
     def release(self, sequence: Sequence) -> None:
         """Rule 2: blocks without a key go to the front, the last of the table foremost; keyed ones to the back."""

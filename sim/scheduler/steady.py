@@ -84,37 +84,46 @@ class SteadyDecodes:
         self._due[tick] = bucket
         return bucket
 
-    def schedule(self) -> int:
-        """One step: everyone computes a token; there is a free block for each that needs one.
-
-        Returns:
-            Slots among the blocks taken that their sequence will never fill.
-        """
-        clock = self._clock
-        clock.scheduled = tick = clock.scheduled + 1
+    def schedule(self) -> None:
+        """One step: everyone computes a token; there is a free block for each that needs one."""
+        self._clock.scheduled = tick = self._clock.scheduled + 1
+        self._fill(tick)
         self.context += self.count
-        due = self._due.pop(tick, None)
-        memory = self._memory
-        internal = 0
-        if due:
-            if len(due) > 1:
-                due.sort(key=_order)
-            internal = memory.extend(due)
-            self.entries += len(due)
-            self._fall_due(tick + memory.block_size, [s for s in due if len(s.blocks) * memory.block_size < s.final])
-        completing = self._due.get(tick + 1)
-        memory.store(self.count, completing or ())
-        return internal
+        self._memory.store(self.count)
 
     def go_on(self, needs: list[int]) -> list[Take]:
         """Further steps, one for each of the `needs` that `leap` foresaw."""
+        memory, steps, start = self._memory, len(needs), self._clock.scheduled
+        size = memory.block_size
         takes = []
         for step, need in enumerate(needs, 1):
-            before = self._memory.num_cached_blocks if need else 0
-            internal = self.schedule()
             if need:
-                takes.append(Take(step, need, internal, before - self._memory.num_cached_blocks))
+                before = memory.num_cached_blocks
+                internal = self._fill(start + step)
+                takes.append(Take(step, need * size, internal, (before - memory.num_cached_blocks) * size))
+            elif start + step + 1 in self._due:
+                memory.complete(self._due[start + step + 1])
+        self._clock.scheduled = start + steps
+        self.context += steps * self.count
+        memory.store(steps * self.count)
         return takes
+
+    def _fill(self, tick: int) -> int:
+        """Gives blocks to those who need one at `tick`, and takes note of the blocks that its tokens fill.
+
+        Returns:
+            Slots among the new blocks that their sequence will never fill.
+        """
+        due, internal, memory = self._due.pop(tick, None), 0, self._memory
+        if due:
+            if len(due) > 1:
+                due.sort(key=_order)
+            self.entries += len(due)
+            filling, internal = memory.extend(due)
+            self._fall_due(tick + memory.block_size, filling)
+        if tick + 1 in self._due:
+            memory.complete(self._due[tick + 1])
+        return internal
 
     def leap(self, max_steps: int) -> list[int]:
         """How the steps go on after the one that is scheduled, as far as nothing needs a decision.
@@ -141,9 +150,10 @@ class SteadyDecodes:
         return needs
 
     def _fall_due(self, tick: int, sequences: list[Sequence]) -> None:
-        bucket = self._due.setdefault(tick, sequences)
-        if bucket is not sequences:
-            bucket += sequences
+        if tick in self._due:
+            self._due[tick] += sequences
+        elif sequences:
+            self._due[tick] = sequences
 
     def commit(self) -> list[Sequence]:
         """The scheduled steps are over; returns who has finished with the last of them, in running order."""

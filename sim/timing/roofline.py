@@ -31,7 +31,7 @@ import math
 
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import BITS, ModelSpec, kv_bytes_per_layer, kv_heads_per_rank, layer_weight_bytes, stages
-from sim.plan import StepWork, WorkTimer
+from sim.plan import StepPlan, StepWork, WorkTimer
 from workloads.errors import UserError
 
 BLOCK_TABLE_ENTRY = 4  # bytes: an int32
@@ -142,6 +142,28 @@ class Roofline(WorkTimer):
 
     def seconds(self, work: StepWork) -> float:
         """Duration of one step in seconds."""
+        total = self._all_but_attention(work)
+        if work.decode_sequences:
+            total += self._decode_attention(work.decode_sequences, work.decode_context, work.decode_blocks)
+        if work.prefill_tokens:
+            total += self._prefill_attention(work)
+        return total
+
+    def durations(self, plan: StepPlan) -> list[float]:
+        """Seconds of each of the plan's steps; within a leap only attention differs."""
+        work = plan.work
+        if not plan.needs:
+            return [self.seconds(work)]
+        rest, attention = self._all_but_attention(work), self._decode_attention
+        sequences, context, blocks = work.decode_sequences, work.decode_context, work.decode_blocks
+        durations = [rest + attention(sequences, context, blocks)]
+        for need in plan.needs:
+            context += sequences
+            blocks += need
+            durations.append(rest + attention(sequences, context, blocks))
+        return durations
+
+    def _all_but_attention(self, work: StepWork) -> float:
         tokens = work.num_tokens
         read = self._weight_read
         if self._log_miss:
@@ -149,18 +171,13 @@ class Roofline(WorkTimer):
         compute = tokens * self._token_compute
         total = self._overhead + self._latency + tokens * self._token_transfer + (compute if compute > read else read)
         compute = work.num_sequences * self._row_compute
-        total += compute if compute > self._head_read else self._head_read
-        if work.decode_sequences:
-            total += self._decode_attention(work)
-        if work.prefill_tokens:
-            total += self._prefill_attention(work)
-        return total
+        return total + (compute if compute > self._head_read else self._head_read)
 
-    def _decode_attention(self, work: StepWork) -> float:
-        context = self._full_layers * work.decode_context
+    def _decode_attention(self, sequences: int, kv_tokens: int, blocks: int) -> float:
+        context = self._full_layers * kv_tokens
         if self._sliding_layers:
-            context += self._sliding_layers * min(work.decode_context, work.decode_sequences * self._window)
-        read = context * self._kv_read + work.decode_blocks * self._block_read
+            context += self._sliding_layers * min(kv_tokens, sequences * self._window)
+        read = context * self._kv_read + blocks * self._block_read
         compute = context * self._decode_compute
         return compute if compute > read else read
 

@@ -21,11 +21,11 @@ NAMES = ("used", "reserved", "internal", "cached", "external", "idle")  # of a s
 UNSEEN: Hashable = object()  # content of a block that was written and given back between two looks
 
 
-# ---------------------------------------------------------------------------------------------------------- every pool
+# ----------------------------------------------------------------------------------------------------------- every pool
 
 
 def name_of(sequence: Sequence, token: int) -> str:
-    """What a slot is that a live sequence holds for its `token`-th token, from 0; its very last token is never stored."""
+    """What a slot is that a live sequence holds for its `token`-th token, from 0; its last token is never stored."""
     if token < sequence.computed:
         return "used"
     return "reserved" if token < sequence.final - 1 else "internal"
@@ -39,7 +39,7 @@ def compare(memory: KVMemory, names: dict[int, str], head: Sequence | None, larg
     assert said.largest_free_run == largest_free_run
 
 
-# ---------------------------------------------------------------------------------------------------------- paged pool
+# ----------------------------------------------------------------------------------------------------------- paged pool
 
 
 def audit_paged(memory: PagedMemory, live: Collection[Sequence], head: Sequence | None) -> None:

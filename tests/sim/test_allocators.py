@@ -26,10 +26,10 @@ def run(start: int, end: int) -> list[int]:
     return list(range(start, end))
 
 
-# --------------------------------------------------------------------------------------------------------------- buddy
+# ---------------------------------------------------------------------------------------------------------------- buddy
 
 
-def test_buddy_splits_a_pool_by_its_binary_digits_largest_first():
+def test_buddy_splits_a_pool_by_its_binary_digits_largest_first() -> None:
     # Each part begins where the larger ones before it end.
     parts = [(8192, 0), (4096, 8192), (2048, 12288), (1024, 14336), (256, 15360), (64, 15616), (32, 15680), (16, 15712)]
     assert sum(size for size, _ in parts) == OPT_13B_POOL
@@ -41,7 +41,7 @@ def test_buddy_splits_a_pool_by_its_binary_digits_largest_first():
     assert buddy.allocate(1) is None
 
 
-def test_buddy_pool_of_opt_13b_has_seven_regions_of_2048_and_no_eighth():
+def test_buddy_pool_of_opt_13b_has_seven_regions_of_2048_and_no_eighth() -> None:
     # The smallest region that is large enough goes first: the 2048 one, then the 4096 one halved, then the 8192 one
     # quartered, lower half first: 1 + 2 + 4 = 7. What is left, 15,728 - 7 * 2,048 = 1,392 slots, is 1024 at most.
     buddy = Buddy(OPT_13B_POOL)
@@ -51,7 +51,7 @@ def test_buddy_pool_of_opt_13b_has_seven_regions_of_2048_and_no_eighth():
     assert (buddy.num_free, buddy.largest_free) == (1392, 1024)
 
 
-def test_buddies_merge_back_in_any_order_of_release():
+def test_buddies_merge_back_in_any_order_of_release() -> None:
     buddy = Buddy(OPT_13B_POOL)
     regions = [buddy.allocate(2048) for _ in range(7)]
     # Regions 2048 and 4096 are neighbours but no buddies, so both free make no more than 2048. The buddy of 2048 is 0:
@@ -64,7 +64,7 @@ def test_buddies_merge_back_in_any_order_of_release():
     assert buddy.allocate(8192) == range(0, 8192)
 
 
-def test_buddy_rounds_up_to_a_power_of_two_and_leaves_the_halves():
+def test_buddy_rounds_up_to_a_power_of_two_and_leaves_the_halves() -> None:
     # 5 takes 8 of the 16: 0 to 7. 1 then takes 8, leaving 9, 10 to 11 and 12 to 15; 3 takes these last four.
     buddy = Buddy(16)
     assert [buddy.rounded(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
@@ -74,7 +74,7 @@ def test_buddy_rounds_up_to_a_power_of_two_and_leaves_the_halves():
     assert (buddy.num_free, buddy.largest_free) == (3, 2)
 
 
-def test_the_ragged_end_of_a_buddy_pool_never_merges_beyond_it():
+def test_the_ragged_end_of_a_buddy_pool_never_merges_beyond_it() -> None:
     # 6 = 4 + 2: the buddy of 4 to 5 would be 6 to 7, which is not there.
     buddy = Buddy(6)
     regions = [buddy.allocate(2) for _ in range(3)]
@@ -98,21 +98,21 @@ def holes(allocator: Allocator) -> Allocator:
     return allocator
 
 
-def test_first_fit_takes_the_lowest_run_that_is_large_enough():
-    # Free 0-5, 8-11, 14-19. 3 goes to 0; then 3-5 is too small for 4, so 8; then only 14-19 holds 5, and 1 is left of it.
+def test_first_fit_takes_the_lowest_run_that_is_large_enough() -> None:
+    # Free 0-5, 8-11, 14-19. 3 goes to 0; then 3-5 is too small for 4, so 8; then only 14-19 holds 5, and 19 is left.
     allocator = holes(FirstFit(20))
     assert [given(allocator.allocate(n)) for n in (3, 4, 5, 4)] == [run(0, 3), run(8, 12), run(14, 19), None]
     assert (allocator.num_free, allocator.largest_free) == (4, 3)  # 3-5 and 19
 
 
-def test_best_fit_takes_the_smallest_run_that_is_large_enough_and_the_lowest_of_equals():
+def test_best_fit_takes_the_smallest_run_that_is_large_enough_and_the_lowest_of_equals() -> None:
     # 3 fits tightest into 8-11. 4 then finds two runs of 6 and takes the lower; 5 the other. Left: 4-5, 11, 19.
     allocator = holes(BestFit(20))
     assert [given(allocator.allocate(n)) for n in (3, 4, 5, 3)] == [run(8, 11), run(0, 4), run(14, 19), None]
     assert (allocator.num_free, allocator.largest_free) == (4, 2)
 
 
-def test_next_fit_goes_on_where_it_stopped_and_begins_again_at_the_bottom():
+def test_next_fit_goes_on_where_it_stopped_and_begins_again_at_the_bottom() -> None:
     # It stopped at 14, so 3 goes to 14. Behind that only 17-19 is left: too small for 4, which wraps to 0. Free are now
     # 4-5, 8-11, 17-19: 9 blocks, but no 5 in a row. It stopped at 4, so 2 goes there, though 8 would do as well.
     allocator = holes(NextFit(20))
@@ -120,7 +120,7 @@ def test_next_fit_goes_on_where_it_stopped_and_begins_again_at_the_bottom():
     assert (allocator.num_free, allocator.largest_free) == (7, 4)
 
 
-def test_the_three_fits_differ_on_the_same_pool():
+def test_the_three_fits_differ_on_the_same_pool() -> None:
     assert [given(holes(fit(20)).allocate(3)) for fit in (FirstFit, BestFit, NextFit)] == [
         run(0, 3),
         run(8, 11),
@@ -130,7 +130,7 @@ def test_the_three_fits_differ_on_the_same_pool():
 
 @pytest.mark.parametrize("fit", [FirstFit, BestFit, NextFit])
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-def test_a_freed_run_merges_with_both_neighbours(fit: Callable[[int], Allocator], order: tuple[int, ...]):
+def test_a_freed_run_merges_with_both_neighbours(fit: Callable[[int], Allocator], order: tuple[int, ...]) -> None:
     allocator = fit(9)
     regions = [allocator.allocate(3) for _ in range(3)]
     for index in order:
@@ -140,7 +140,7 @@ def test_a_freed_run_merges_with_both_neighbours(fit: Callable[[int], Allocator]
     assert allocator.largest_free == 9
 
 
-def test_exact_slots_hands_out_the_last_freed_first_and_needs_no_neighbours():
+def test_exact_slots_hands_out_the_last_freed_first_and_needs_no_neighbours() -> None:
     # 0, 1 and 2, 3 are out, 4 is left. 0, 1 come back: 1 was put back last, then 0, then 4.
     exact = ExactSlots(5)
     first, second = exact.allocate(2), exact.allocate(2)
@@ -152,7 +152,7 @@ def test_exact_slots_hands_out_the_last_freed_first_and_needs_no_neighbours():
     assert exact.allocate(1) is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- laws
+# ----------------------------------------------------------------------------------------------------------------- laws
 
 
 class AllocatorMachine(RuleBasedStateMachine):

@@ -46,7 +46,7 @@ def pool(
     return ContiguousMemory(num_blocks, LIMIT, reservation or OracleReservation(), made, block_size, charge_rounding_to)
 
 
-def test_the_whole_region_is_taken_at_admission_even_for_a_first_chunk():
+def test_the_whole_region_is_taken_at_admission_even_for_a_first_chunk() -> None:
     # 6 + 4 tokens: 10 slots, 9 of which will be filled. A chunk of 2 fills 2, so 7 are reserved and 1 never fills.
     memory = pool(16)
     newcomer = admit(memory, 6, 4, chunk=2)
@@ -54,7 +54,7 @@ def test_the_whole_region_is_taken_at_admission_even_for_a_first_chunk():
     assert memory.occupancy(None) == Occupancy(2, 7, 1, 0, 0, 6, largest_free_run=6)
 
 
-def test_growing_always_succeeds_and_turns_reserved_slots_into_used_ones():
+def test_growing_always_succeeds_and_turns_reserved_slots_into_used_ones() -> None:
     # A pool with nothing free: 6 + 4 in 10 slots; 9 fill one after the other.
     memory = pool(10)
     newcomer = admit(memory, 6, 4)
@@ -64,7 +64,7 @@ def test_growing_always_succeeds_and_turns_reserved_slots_into_used_ones():
         assert memory.occupancy(None) == Occupancy(stored, 9 - stored, 1, 0, 0, 0, largest_free_run=0)
 
 
-def test_release_gives_back_the_region_and_empties_the_table():
+def test_release_gives_back_the_region_and_empties_the_table() -> None:
     memory = pool(10)
     newcomer = admit(memory, 6, 4)
     memory.release(newcomer)
@@ -72,7 +72,7 @@ def test_release_gives_back_the_region_and_empties_the_table():
     assert memory.occupancy(None) == Occupancy(0, 0, 0, 0, 0, 10, largest_free_run=10)
 
 
-def test_a_sequence_without_a_region_leaves_everything_as_it_was():
+def test_a_sequence_without_a_region_leaves_everything_as_it_was() -> None:
     memory = pool(10)
     admit(memory, 6, 2)
     before, refused = memory.occupancy(None), sequence(1, 2)
@@ -81,14 +81,14 @@ def test_a_sequence_without_a_region_leaves_everything_as_it_was():
     assert memory.occupancy(None) == before
 
 
-def test_nothing_is_shared_and_no_table_is_looked_up():
+def test_nothing_is_shared_and_no_table_is_looked_up() -> None:
     memory = pool(10)
     newcomer = admit(memory, 6, 2)
     assert memory.lookup(sequence(6, 2)) == []
     assert memory.table_entries(newcomer) == 0
 
 
-def test_orca_max_holds_seven_requests_of_opt_13b_and_no_eighth():
+def test_orca_max_holds_seven_requests_of_opt_13b_and_no_eighth() -> None:
     # 15,728 slots hold seven aligned regions of 2,048 (test_allocators.py). Each request stores 10 + 5 - 1 = 14 in the
     # end, 10 now: 4 reserved, 2,034 internal. The 1,392 free ones are not enough for an eighth, so they are idle.
     memory = pool(15_728, Buddy, MaxReservation())
@@ -98,7 +98,7 @@ def test_orca_max_holds_seven_requests_of_opt_13b_and_no_eighth():
     assert memory.occupancy(sequence(1, 1)) == Occupancy(70, 28, 7 * 2034, 0, 0, 1392, largest_free_run=1024)
 
 
-def test_free_slots_are_external_only_if_they_would_be_enough_for_the_waiting_head():
+def test_free_slots_are_external_only_if_they_would_be_enough_for_the_waiting_head() -> None:
     # Three regions of 4 in 14 slots; the outer two go. Free: 4 and, behind the middle one, 4 + 2 = 6; 10 in all.
     memory = pool(14)
     first, _, third = (admit(memory, 3, 1) for _ in range(3))
@@ -112,7 +112,7 @@ def test_free_slots_are_external_only_if_they_would_be_enough_for_the_waiting_he
     assert memory.occupancy(sequence(3, 8)) == Occupancy(**held, external=0, idle=10)  # 11 are not there at all
 
 
-def test_a_buddy_strands_slots_that_are_enough_before_rounding():
+def test_a_buddy_strands_slots_that_are_enough_before_rounding() -> None:
     # 8 + 4 + 1 slots, the 8 are held by 5 + 3. The head needs 5, and 4 + 1 are free, but 5 rounds to 8.
     memory = pool(13, Buddy)
     admit(memory, 5, 3)
@@ -120,7 +120,7 @@ def test_a_buddy_strands_slots_that_are_enough_before_rounding():
     assert memory.occupancy(sequence(2, 2)) == Occupancy(5, 2, 1, 0, 0, 5, largest_free_run=4)  # 4 fit
 
 
-def test_exact_slots_are_never_external():
+def test_exact_slots_are_never_external() -> None:
     memory = pool(14, ExactSlots)
     first, _, third = (admit(memory, 3, 1) for _ in range(3))
     memory.release(first)
@@ -129,7 +129,7 @@ def test_exact_slots_are_never_external():
 
 
 @pytest.mark.parametrize(("charge", "internal", "external"), [("external", 1, 3), ("internal", 4, 0)])
-def test_a_buddys_rounding_is_charged_where_it_is_told_to(charge: Charge, internal: int, external: int):
+def test_a_buddys_rounding_is_charged_where_it_is_told_to(charge: Charge, internal: int, external: int) -> None:
     # 3 + 2 tokens: 5 slots in a region of 8. 4 will be filled, 1 is reserved in vain, 3 are rounding.
     memory = pool(16, Buddy, charge_rounding_to=charge)
     newcomer = admit(memory, 3, 2)
@@ -138,9 +138,9 @@ def test_a_buddys_rounding_is_charged_where_it_is_told_to(charge: Charge, intern
     assert memory.occupancy(None) == Occupancy(0, 0, 0, 0, 0, 16, largest_free_run=16)
 
 
-def test_rounding_and_stranded_slots_add_up_under_external():
-    # 16 = a region of 8 for 3 + 2 tokens (3 of rounding), 4 for 3 + 1, and 4 free. A head of 1 + 3 fits into those 4; the
-    # largest head that they could hold by number is 4, so nothing is stranded: the 3 are all that is external.
+def test_rounding_and_stranded_slots_add_up_under_external() -> None:
+    # 16 = a region of 8 for 3 + 2 tokens (3 of rounding), 4 for 3 + 1, and 4 free, into which a head of 1 + 3 fits:
+    # only the 3 are external.
     memory = pool(16, Buddy)
     admit(memory, 3, 2)
     middle = admit(memory, 3, 1)
@@ -153,7 +153,7 @@ def test_rounding_and_stranded_slots_add_up_under_external():
     assert memory.occupancy(sequence(1, 4)).idle == 0
 
 
-def test_rounding_to_whole_blocks_is_internal_and_a_buddys_on_top_is_not():
+def test_rounding_to_whole_blocks_is_internal_and_a_buddys_on_top_is_not() -> None:
     # 3 + 2 tokens in blocks of 2: 3 blocks, rounded to 4, of 8. Of the reserved 6 slots 4 fill; 2 are internal; the
     # fourth block is rounding.
     memory = pool(8, Buddy, block_size=2)
@@ -163,14 +163,14 @@ def test_rounding_to_whole_blocks_is_internal_and_a_buddys_on_top_is_not():
     assert memory.num_slots == 16
 
 
-def test_pow2_wastes_what_it_rounds_the_output_by():
+def test_pow2_wastes_what_it_rounds_the_output_by() -> None:
     # 10 + 25 tokens: 42 slots, 34 of which will be filled.
     memory = pool(50, reservation=Pow2Reservation())
     admit(memory, 10, 25)
     assert memory.occupancy(None) == Occupancy(10, 24, 8, 0, 0, 8, largest_free_run=8)
 
 
-def test_the_audit_agrees_with_the_hand_counts():
+def test_the_audit_agrees_with_the_hand_counts() -> None:
     # The same state as in the test of stranded slots, counted slot by slot; and the audit is able to object.
     memory = pool(13, Buddy)
     held, head = admit(memory, 5, 3), sequence(2, 3)
@@ -181,7 +181,7 @@ def test_the_audit_agrees_with_the_hand_counts():
         audit_contiguous(memory, rules, [held], head)
 
 
-def test_a_request_larger_than_the_largest_region_of_an_empty_pool_never_fits():
+def test_a_request_larger_than_the_largest_region_of_an_empty_pool_never_fits() -> None:
     # 13 = 8 + 4 + 1: 5 to 8 tokens take 8, 9 would take 16. First fit has all 13 in a row.
     buddy = pool(13, Buddy)
     admit(buddy, 1, 1)
@@ -193,7 +193,7 @@ def test_a_request_larger_than_the_largest_region_of_an_empty_pool_never_fits():
 
 
 @pytest.mark.parametrize(("knob", "sizes"), [("block_size", (4, 0)), ("num_blocks", (0, 1)), ("num_blocks", (-3, 1))])
-def test_a_size_below_one_is_one_clear_line(knob: str, sizes: tuple[int, int]):
+def test_a_size_below_one_is_one_clear_line(knob: str, sizes: tuple[int, int]) -> None:
     num_blocks, block_size = sizes
     with pytest.raises(UserError, match=rf"^memory\.{knob} is .*; expected a whole number of at least 1\.$"):
         ContiguousMemory(num_blocks, LIMIT, OracleReservation(), FirstFit(4), block_size)

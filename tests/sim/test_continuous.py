@@ -69,10 +69,10 @@ def step(engine: ContinuousBatching) -> tuple[StepPlan, list[int]]:
     return plan, ids(engine.commit(plan))
 
 
-# -------------------------------------------------------------------------------------------------------- a step's tokens
+# ------------------------------------------------------------------------------------------------------ a step's tokens
 
 
-def test_a_sequence_catches_up_and_then_gains_one_token_a_step():
+def test_a_sequence_catches_up_and_then_gains_one_token_a_step() -> None:
     # 3 + 2: the prompt's step gives the first token, one more step the second, which is never computed.
     engine = scheduler()
     sequence = arrive(engine, 0, prompt=3, output=2)
@@ -84,7 +84,7 @@ def test_a_sequence_catches_up_and_then_gains_one_token_a_step():
     assert engine.idle
 
 
-def test_a_request_is_cut_off_at_the_model_limit():
+def test_a_request_is_cut_off_at_the_model_limit() -> None:
     # Rule 16: 3 prompt tokens under a limit of 5 leave 2, whatever was asked for.
     engine = scheduler(max_model_len=5)
     sequence = arrive(engine, 0, prompt=3, output=10)
@@ -92,14 +92,14 @@ def test_a_request_is_cut_off_at_the_model_limit():
     assert sequence.generated == 2
 
 
-def test_a_prompt_at_the_model_limit_still_yields_the_token_of_its_prefill():
+def test_a_prompt_at_the_model_limit_still_yields_the_token_of_its_prefill() -> None:
     engine = scheduler(max_model_len=5, reject_oversize=False)
     sequence = arrive(engine, 0, prompt=5, output=10)
     assert step(engine)[1] == [0]
     assert sequence.generated == 1
 
 
-def test_the_budget_splits_a_prompt_over_steps_and_running_sequences_come_first():
+def test_the_budget_splits_a_prompt_over_steps_and_running_sequences_come_first() -> None:
     # Budget 4. Step 1: 0 takes all. Step 2: 0 needs its last 2; 1 gets 2 of its 3. Step 3: one token of output for 0,
     # the last prompt token for 1; 2 gets the rest, 2 of 5.
     engine = scheduler(max_num_batched_tokens=4)
@@ -108,7 +108,7 @@ def test_the_budget_splits_a_prompt_over_steps_and_running_sequences_come_first(
     assert [batch(step(engine)[0]) for _ in range(3)] == [[(0, 4)], [(0, 2), (1, 2)], [(0, 1), (1, 1), (2, 2)]]
 
 
-def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all_of_it():
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all_of_it() -> None:
     # Rule 13, budget 4: after 3 tokens one is left, too few for 2; and the single token behind it may not pass.
     engine = scheduler(max_num_batched_tokens=4, chunked_prefill=False)
     for request_id, prompt in ((0, 3), (1, 2), (2, 1)):
@@ -116,7 +116,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all
     assert [batch(step(engine)[0]) for _ in range(2)] == [[(0, 3)], [(0, 1), (1, 2), (2, 1)]]
 
 
-def test_max_num_seqs_counts_those_already_running():
+def test_max_num_seqs_counts_those_already_running() -> None:
     # nano-vllm once counted only those of the present step. Two run; a third waits until one of them has gone.
     engine = scheduler(max_num_seqs=2)
     arrive(engine, 0, prompt=1, output=3)
@@ -126,10 +126,10 @@ def test_max_num_seqs_counts_those_already_running():
     assert [batch(step(engine)[0]) for _ in range(3)] == [[(0, 1), (1, 1)], [(0, 1), (1, 1)], [(1, 1), (2, 1)]]
 
 
-# ---------------------------------------------------------------------------------------------------------------- the cap
+# -------------------------------------------------------------------------------------------------------------- the cap
 
 
-def test_the_cap_on_long_prefills_is_off_while_a_request_is_alone():
+def test_the_cap_on_long_prefills_is_off_while_a_request_is_alone() -> None:
     # Rule 6: alone, all 8 tokens of the budget; with another one in either queue, 3.
     engine = scheduler(max_num_batched_tokens=8, long_prefill_token_threshold=3)
     arrive(engine, 0, prompt=20, output=1)
@@ -138,7 +138,7 @@ def test_the_cap_on_long_prefills_is_off_while_a_request_is_alone():
     assert batch(step(engine)[0]) == [(0, 3), (1, 3)]
 
 
-def test_the_adaptive_cap_rises_to_the_budgets_even_share():
+def test_the_adaptive_cap_rises_to_the_budgets_even_share() -> None:
     # Rule 6: 2 requests share 8: max(3, 4) = 4. 4 share it: max(3, 2) = 3.
     engine = scheduler(
         max_num_batched_tokens=8, long_prefill_token_threshold=3, long_prefill_token_threshold_adaptive=True
@@ -151,10 +151,10 @@ def test_the_adaptive_cap_rises_to_the_budgets_even_share():
     assert batch(step(engine)[0]) == [(0, 3), (1, 3), (2, 2)]
 
 
-# ------------------------------------------------------------------------------------------------------------- preemption
+# ----------------------------------------------------------------------------------------------------------- preemption
 
 
-def test_fcfs_preempts_the_last_of_the_running_queue_and_frees_all_its_blocks():
+def test_fcfs_preempts_the_last_of_the_running_queue_and_frees_all_its_blocks() -> None:
     # Rules 9 and 11. 4 blocks: 0 holds 1, 1 holds 3. 0 asks for a second: 1 goes, with 3 tokens in 3 blocks.
     engine = scheduler(usable=4)
     first, second = arrive(engine, 0, prompt=1, output=4), arrive(engine, 1, prompt=3, output=2)
@@ -169,7 +169,7 @@ def test_fcfs_preempts_the_last_of_the_running_queue_and_frees_all_its_blocks():
     assert (ids(engine.running), ids(engine.waiting)) == ([0], [1])
 
 
-def test_of_several_victims_of_one_step_the_last_comes_first():
+def test_of_several_victims_of_one_step_the_last_comes_first() -> None:
     # Rule 11. 6 blocks, cap 3: 3 + 1 + 1, one free. 0 then asks for its other 3 and finds 1: 2 goes, then 1.
     engine = scheduler(usable=6, long_prefill_token_threshold=3)
     arrive(engine, 0, prompt=6, output=1)
@@ -183,7 +183,7 @@ def test_of_several_victims_of_one_step_the_last_comes_first():
     assert engine.running and list(next(iter(engine.running)).blocks) == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_last_may_have_to_preempt_itself_and_then_gets_nothing():
+def test_the_last_may_have_to_preempt_itself_and_then_gets_nothing() -> None:
     # Rules 9 and 10. 3 blocks: 0 holds 1, 1 holds 1, one is free and goes to 0; 1 finds none and is itself the last.
     engine = scheduler(usable=3)
     arrive(engine, 0, prompt=1, output=3)
@@ -194,7 +194,7 @@ def test_the_last_may_have_to_preempt_itself_and_then_gets_nothing():
     assert (batch(plan), ids(engine.waiting)) == ([(0, 1)], [1])
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     # Rule 12. As above, and a newcomer that would fit into the block that came free has to wait for the next step.
     engine = scheduler(usable=3)
     arrive(engine, 0, prompt=1, output=2)
@@ -208,7 +208,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     assert (ids(plan.resumed), ids(plan.admitted), batch(plan)) == ([1], [2], [(1, 2), (2, 1)])
 
 
-def test_a_resumed_sequence_computes_its_output_again_like_a_prompt_and_keeps_it():
+def test_a_resumed_sequence_computes_its_output_again_like_a_prompt_and_keeps_it() -> None:
     # Rule 11. The victim of the test above had 1 + 1 tokens; it comes back for both and then gains its second.
     engine = scheduler(usable=3)
     arrive(engine, 0, prompt=1, output=2)
@@ -221,9 +221,9 @@ def test_a_resumed_sequence_computes_its_output_again_like_a_prompt_and_keeps_it
     assert victim.generated == 2
 
 
-def test_priority_preempts_the_worst_even_if_it_stands_in_front_and_the_walk_goes_on():
-    # Rules 9 and 10. 5 blocks: 0, the worse one, runs in front with 3, then 1 with 2. 0 asks for a fourth, is itself the
-    # worst, and goes; 1 still gets its token.
+def test_priority_preempts_the_worst_even_if_it_stands_in_front_and_the_walk_goes_on() -> None:
+    # Rules 9 and 10. 5 blocks: 0, the worse one, runs in front with 3, then 1 with 2. 0 asks for a fourth, is itself
+    # the worst, and goes; 1 still gets its token.
     engine = scheduler(usable=5, policy=Priority)
     worse = arrive(engine, 0, prompt=2, output=4, priority=1)
     step(engine)
@@ -234,7 +234,7 @@ def test_priority_preempts_the_worst_even_if_it_stands_in_front_and_the_walk_goe
     assert (batch(plan), ids(engine.running), ids(engine.waiting)) == ([(1, 1)], [1], [0])
 
 
-def test_a_victim_that_the_step_had_already_scheduled_leaves_the_batch_and_its_tokens_go_back():
+def test_a_victim_that_the_step_had_already_scheduled_leaves_the_batch_and_its_tokens_go_back() -> None:
     # Rule 9, blocks of 2, 4 of them, budget 4, priorities 2, 0, 1.
     # Step 1: 0 computes 2 in block 1. Step 2: 0 its third in block 2; 1 its 2 in block 3; the one token left goes to 2,
     # in block 4. Step 3: 0 computes a fourth in block 2: 3 are left. 1 needs a block and there is none: 0 goes, and
@@ -267,7 +267,7 @@ def test_a_victim_that_the_step_had_already_scheduled_leaves_the_batch_and_its_t
     )
 
 
-def test_priority_orders_who_waits_but_not_who_runs_and_never_preempts_for_a_waiting_one():
+def test_priority_orders_who_waits_but_not_who_runs_and_never_preempts_for_a_waiting_one() -> None:
     # Rule 15. 2 blocks, both held; the most urgent newcomer waits until they are free.
     engine = scheduler(usable=2, policy=Priority)
     arrive(engine, 0, prompt=2, output=1, priority=5)
@@ -279,10 +279,10 @@ def test_priority_orders_who_waits_but_not_who_runs_and_never_preempts_for_a_wai
     assert batch(step(engine)[0]) == [(2, 1)]
 
 
-# -------------------------------------------------------------------------------------------------------------- admission
+# ------------------------------------------------------------------------------------------------------------ admission
 
 
-def test_the_head_of_the_queue_blocks_whoever_would_fit_behind_it():
+def test_the_head_of_the_queue_blocks_whoever_would_fit_behind_it() -> None:
     # Rule 13. 3 blocks: 0 takes 2; the head needs 2, the one behind it 1.
     engine = scheduler(usable=3)
     arrive(engine, 0, prompt=2, output=1)
@@ -292,7 +292,7 @@ def test_the_head_of_the_queue_blocks_whoever_would_fit_behind_it():
     assert batch(step(engine)[0]) == [(1, 2), (2, 1)]
 
 
-def test_freed_blocks_are_there_for_the_next_step_but_not_for_the_one_in_which_their_holder_finished():
+def test_freed_blocks_are_there_for_the_next_step_but_not_for_the_one_in_which_their_holder_finished() -> None:
     # Rule 16: 0 finishes in step 1, and 1 is admitted only in step 2.
     engine = scheduler(usable=2)
     arrive(engine, 0, prompt=2, output=1)
@@ -302,7 +302,7 @@ def test_freed_blocks_are_there_for_the_next_step_but_not_for_the_one_in_which_t
     assert batch(step(engine)[0]) == [(1, 2)]
 
 
-def test_room_for_the_whole_prompt_is_asked_for_unless_told_otherwise():
+def test_room_for_the_whole_prompt_is_asked_for_unless_told_otherwise() -> None:
     # Rule 13. 5 blocks, budget 4: 0 takes 3; 1 has 3 tokens to place, 2 blocks are free, and 1 token of budget is left.
     cautious = scheduler(usable=5, max_num_batched_tokens=4)
     hasty = scheduler(usable=5, max_num_batched_tokens=4, scheduler_reserve_full_isl=False)
@@ -317,7 +317,7 @@ TOLD = (1, 2, 3, 4, 5, 6, 7)
 LONGER = (*TOLD, 11, 12, 13, 14, 15)
 
 
-def test_hits_are_counted_once_for_each_admission_and_not_again_on_each_chunk():
+def test_hits_are_counted_once_for_each_admission_and_not_again_on_each_chunk() -> None:
     # Blocks of 2, budget 4. Step 1: 4 tokens of 0. Step 2: its other 3, which complete block 3; 1 hits these three
     # blocks, 6 tokens, and gets the one token that is left. Step 3: the last of 0, and 3 more of 1. Step 4: the last 2
     # of its prompt. Step 5: its second token.
@@ -332,7 +332,7 @@ def test_hits_are_counted_once_for_each_admission_and_not_again_on_each_chunk():
     assert engine.idle
 
 
-def test_a_resumed_sequence_may_hit_its_own_blocks_without_changing_its_first_hit():
+def test_a_resumed_sequence_may_hit_its_own_blocks_without_changing_its_first_hit() -> None:
     # Blocks of 2, 3 of them. 0 and 1 have 2 tokens each. In step 2 0 takes the third block; 1 needs one too, is itself
     # the last, and goes. Its block, number 2, stays cached.
     engine = scheduler(usable=3, block_size=2, prefix_caching=True)
@@ -350,7 +350,7 @@ def test_a_resumed_sequence_may_hit_its_own_blocks_without_changing_its_first_hi
     assert (batch(plan), victim.hit_tokens) == ([(1, 1)], 0)
 
 
-def test_a_contiguous_pool_never_preempts():
+def test_a_contiguous_pool_never_preempts() -> None:
     # Two regions of 4 in 9 slots; both sequences grow to the limit.
     memory = ContiguousMemory(9, 4, MaxReservation(), FirstFit(9))
     engine = ContinuousBatching(memory, 4, Fcfs(), max_num_batched_tokens=9)
@@ -362,7 +362,7 @@ def test_a_contiguous_pool_never_preempts():
     assert not any(plan.preemptions for plan in plans)
 
 
-# ------------------------------------------------------------------------------------------------- what can never finish
+# ------------------------------------------------------------------------------------------------ what can never finish
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,9 @@ def test_a_contiguous_pool_never_preempts():
         ),
     ],
 )
-def test_what_can_never_finish_is_rejected_with_the_reason(knobs: dict[str, Any], prompt: int, output: int, reason: str):
+def test_what_can_never_finish_is_rejected_with_the_reason(
+    knobs: dict[str, Any], prompt: int, output: int, reason: str
+) -> None:
     engine = scheduler(usable=3, block_size=2, **knobs)
     assert engine.arrive(Request(0, 0.0, prompt, output))[1] == reason
     assert engine.idle
@@ -395,14 +397,14 @@ def test_what_can_never_finish_is_rejected_with_the_reason(knobs: dict[str, Any]
         ({"max_num_batched_tokens": 1}, 5, 2),
     ],
 )
-def test_what_just_fits_is_not_rejected_and_finishes(knobs: dict[str, Any], prompt: int, output: int):
+def test_what_just_fits_is_not_rejected_and_finishes(knobs: dict[str, Any], prompt: int, output: int) -> None:
     engine = scheduler(usable=3, block_size=2, **knobs)
     arrive(engine, 0, prompt, output)
     finished = [request_id for _ in range(20) if not engine.idle for request_id in step(engine)[1]]
     assert finished == [0]
 
 
-def test_without_rejection_an_oversize_prompt_blocks_the_queue_and_says_who_waits():
+def test_without_rejection_an_oversize_prompt_blocks_the_queue_and_says_who_waits() -> None:
     # Rule 17: 4 blocks of 1, a prompt of 5, and one behind it that would fit.
     engine = scheduler(usable=4, reject_oversize=False)
     arrive(engine, 3, prompt=5, output=1)
@@ -419,20 +421,23 @@ def test_without_rejection_an_oversize_prompt_blocks_the_queue_and_says_who_wait
     ("knobs", "line"),
     [
         ({"max_num_seqs": 0}, "scheduler.max_num_seqs is 0; expected a whole number of at least 1."),
-        ({"max_num_batched_tokens": -1}, "scheduler.max_num_batched_tokens is -1; expected a whole number of at least 1."),
+        (
+            {"max_num_batched_tokens": -1},
+            "scheduler.max_num_batched_tokens is -1; expected a whole number of at least 1.",
+        ),
         (
             {"long_prefill_token_threshold": -2},
             "scheduler.long_prefill_token_threshold is -2; expected at least 0 (0 is no cap).",
         ),
     ],
 )
-def test_a_number_out_of_range_is_one_clear_line(knobs: dict[str, Any], line: str):
+def test_a_number_out_of_range_is_one_clear_line(knobs: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError) as caught:
         scheduler(**knobs)
     assert str(caught.value) == line
 
 
-# ------------------------------------------------------------------------------------------------------ in the whole engine
+# -------------------------------------------------------------------------------------------------- in the whole engine
 
 
 def run(engine: ContinuousBatching, requests: list[Request], folder: Path) -> dict[str, Any]:
@@ -449,12 +454,14 @@ def rows(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in columns) for row in pq.read_table(folder / f"{table}.parquet").to_pylist()]
 
 
-def test_ttft_stays_that_of_the_first_token_after_a_preemption(tmp_path: Path):
-    # The five steps of `test_tiny_cases.py::test_paged_growth_preempts_the_latest_which_resumes_first`, one second each:
-    # 1 has its first token at 1 s, is preempted at 2 s and resumes at 4 s. 2 arrives at 0.5 s and is served last.
+def test_ttft_stays_that_of_the_first_token_after_a_preemption(tmp_path: Path) -> None:
+    # The steps of test_paged_growth_preempts_the_latest_which_resumes_first (test_tiny_cases.py), one second each: 1
+    # has its first token at 1 s, is preempted at 2 s and resumes at 4 s. 2 arrives at 0.5 s and is served last.
     requests = [Request(0, 0.0, 3, 4), Request(1, 0.0, 2, 3), Request(2, 0.5, 1, 1)]
     summary = run(scheduler(usable=4, block_size=2), requests, tmp_path)
-    assert rows(tmp_path, "requests", "request_id", "first_scheduled_s", "first_token_s", "finish_s", "preemptions") == [
+    assert rows(
+        tmp_path, "requests", "request_id", "first_scheduled_s", "first_token_s", "finish_s", "preemptions"
+    ) == [
         (0, 0.0, 1.0, 4.0, 0),
         (1, 0.0, 1.0, 5.0, 1),
         (2, 4.0, 5.0, 5.0, 0),
@@ -469,14 +476,14 @@ def test_ttft_stays_that_of_the_first_token_after_a_preemption(tmp_path: Path):
     ]
 
 
-def test_hit_tokens_of_the_summary_count_each_first_admission_once(tmp_path: Path):
+def test_hit_tokens_of_the_summary_count_each_first_admission_once(tmp_path: Path) -> None:
     # The steps of the chunk test above: 6 of the 7 + 12 tokens looked up are hits, though 1 takes three chunks.
     requests = [Request(0, 0.0, 7, 2, prompt=TokenIds(TOLD)), Request(1, 0.0, 12, 2, prompt=TokenIds(LONGER))]
     summary = run(scheduler(block_size=2, prefix_caching=True, max_num_batched_tokens=4), requests, tmp_path)
     assert (summary["prefix_hit_tokens"], summary["prefix_queried_tokens"]) == (6, 19)
 
 
-def test_a_request_larger_than_the_pool_is_rejected_and_the_run_goes_on(tmp_path: Path):
+def test_a_request_larger_than_the_pool_is_rejected_and_the_run_goes_on(tmp_path: Path) -> None:
     requests = [Request(0, 0.0, 1, 2), Request(1, 0.0, 9, 9), Request(2, 0.0, 1, 2)]
     summary = run(scheduler(usable=4), requests, tmp_path)
     assert (summary["completed"], summary["failed"]) == (2, 1)
@@ -503,7 +510,7 @@ def test_a_request_larger_than_the_pool_is_rejected_and_the_run_goes_on(tmp_path
 )
 def test_an_undersized_pool_ends_in_an_error_that_says_who_waits(
     prompt: int, budget: int, full_isl: bool, says: str, tmp_path: Path
-):
+) -> None:
     engine = scheduler(
         usable=4, max_num_batched_tokens=budget, scheduler_reserve_full_isl=full_isl, reject_oversize=False
     )
@@ -514,7 +521,7 @@ def test_an_undersized_pool_ends_in_an_error_that_says_who_waits(
     assert "\n" not in line
 
 
-def test_a_request_that_preempts_itself_for_ever_ends_in_an_error_even_when_it_is_alone(tmp_path: Path):
+def test_a_request_that_preempts_itself_for_ever_ends_in_an_error_even_when_it_is_alone(tmp_path: Path) -> None:
     engine = scheduler(usable=4, max_num_batched_tokens=2, scheduler_reserve_full_isl=False, reject_oversize=False)
     with pytest.raises(NoProgress, match="request 0"):
         run(engine, [Request(0, 0.0, 5, 1)], tmp_path)

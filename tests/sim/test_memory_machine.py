@@ -6,6 +6,7 @@ The account is kept by `pool_audit.py`, which knows the definitions but none of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from sim.memory.allocators.fit import BestFit, FirstFit, NextFit
 from sim.memory.contiguous import ContiguousMemory
 from sim.memory.paged import PagedMemory
 from sim.memory.reservation import MaxReservation, OracleReservation, Pow2Reservation
-from sim.plan import StepPlan
+from sim.plan import StepPlan, StepWork
 from sim.scheduler.continuous import ContinuousBatching
 from sim.scheduler.queues import Fcfs, Priority
 from sim.sequence import Sequence
@@ -40,11 +41,13 @@ ENOUGH_STEPS = 4_000  # far more than any of these workloads takes
 
 
 class AuditedRun:
-    """A scheduler and its memory, audited before and after each step's tokens are applied.
+    """A scheduler and its memory, audited before and after each plan's tokens are applied.
 
     Args:
         engine: with nothing in it.
-        audit: given the live sequences and the head of the waiting queue, fails if a slot is not what it is said to be.
+        twin: decides the same, but step by step; None if there is nothing to compare with.
+        audit: given the live sequences, the head of the waiting queue, and whether all blocks that were handed out
+            since the last audit are still held, fails if a slot is not what it is said to be.
         each_preemption_pays: whether nobody can be preempted twice without another request having ended or lost its
             blocks in between. True without prefix caching if admission asks for room for all known tokens: what a
             preemption frees is less than the victim needs to come back.
@@ -53,13 +56,16 @@ class AuditedRun:
     def __init__(
         self,
         engine: ContinuousBatching,
-        audit: Callable[[list[Sequence], Sequence | None], None],
+        twin: ContinuousBatching | None,
+        audit: Callable[[list[Sequence], Sequence | None, bool], None],
         each_preemption_pays: bool,
     ) -> None:
         self.engine = engine
         self.arrived: list[Sequence] = []
         self.finished: list[Sequence] = []
         self.preemptions = 0
+        self.leaps = 0
+        self._twin = twin
         self._audit = audit
         self._each_preemption_pays = each_preemption_pays
         self._turnover: list[Sequence] = []  # who ended or was preempted, in that order
@@ -67,42 +73,49 @@ class AuditedRun:
     def arrive(self, request: Request) -> None:
         """Queues a request, unless it can never finish."""
         sequence, reason = self.engine.arrive(request)
+        if self._twin:
+            assert self._twin.arrive(request)[1] == reason
         if reason is None:
             self.arrived.append(sequence)
         self.audit()
 
-    def step(self) -> None:
-        """One step, with the laws that hold for any."""
-        if self.engine.idle:
+    def step(self, max_steps: int) -> None:
+        """One plan, of `max_steps` steps at most, with the laws that hold for any."""
+        engine = self.engine
+        if engine.idle:
             return
-        ran_before = list(self.engine.running)
-        plan = self.engine.schedule()
-        self._check_plan(plan, ran_before)
-        self.audit()
-        known = {sequence: sequence.known for sequence, _ in plan.batch}
-        caught_up = [sequence for sequence, _ in plan.batch if sequence.computed == sequence.known]
-        finished = self.engine.commit(plan)
-        assert {sequence: sequence.known - known[sequence] for sequence in known} == {
-            sequence: int(sequence in caught_up) for sequence in known
-        }
+        ran_before = list(engine.running)
+        plan = engine.schedule(max_steps)
+        batch = engine.full_batch(plan)
+        self._check_plan(plan, batch, ran_before)
+        # By priority a victim may have been given blocks in the very step that takes them away again.
+        self.audit(seen_all=not plan.preemptions)
+        gains = {sequence: plan.repeat * (sequence.computed == sequence.known) for sequence, _ in batch}
+        known = {sequence: sequence.known for sequence in gains}
+        works = [replace(work) for work in plan.works()]
+        finished = engine.commit(plan)
+        assert {sequence: sequence.known - known[sequence] for sequence in known} == gains
         for sequence in finished:
             assert sequence.known == sequence.final and not sequence.blocks
         self.finished += finished
         self._turnover += finished
-        self.audit()
+        self.leaps += plan.repeat > 1
+        if self._twin:
+            self._compare(self._twin, works, finished)
+        self.audit(seen_all=not (plan.repeat > 1 and finished))
 
-    def audit(self) -> None:
+    def audit(self, seen_all: bool = True) -> None:
         """Names every slot."""
         waiting = self.engine.waiting
         assert all(not sequence.blocks for sequence in waiting)
-        self._audit(list(self.engine.running), waiting.head() if waiting else None)
+        self._audit(list(self.engine.running), waiting.head() if waiting else None, seen_all)
 
-    def run_out(self) -> None:
+    def run_out(self, max_steps: int) -> None:
         """Runs until nobody is left; then everybody has all that was asked for, and all blocks are free."""
         for _ in range(ENOUGH_STEPS):
             if self.engine.idle:
                 break
-            self.step()
+            self.step(max_steps)
         assert self.engine.idle, self.engine.explain_stall()
         assert len(self.finished) == len(set(self.finished)) == len(self.arrived)
         for sequence in self.finished:
@@ -111,30 +124,54 @@ class AuditedRun:
         occupancy = self.engine.memory.occupancy(None)
         assert occupancy.idle + occupancy.cached == self.engine.memory.num_slots
 
-    def _check_plan(self, plan: StepPlan, ran_before: list[Sequence]) -> None:
-        victims = [preemption.victim for preemption in plan.preemptions]
-        scheduled = [sequence for sequence, _ in plan.batch]
+    def _check_plan(self, plan: StepPlan, batch: list[tuple[Sequence, int]], ran_before: list[Sequence]) -> None:
+        running = self.engine.running
+        victims = {preemption.victim for preemption in plan.preemptions}
+        scheduled = {sequence for sequence, _ in batch}
         # An oversize request is turned away, so there is always something to do.
-        assert plan.batch or plan.preemptions
-        assert len(scheduled) == len(set(scheduled)) and all(tokens > 0 for _, tokens in plan.batch)
-        assert set(scheduled) <= set(self.engine.running) and not set(victims) & set(self.engine.running)
+        assert batch or plan.preemptions
+        assert len(scheduled) == len(batch) and all(tokens > 0 for _, tokens in batch)
+        assert plan.work.num_tokens == sum(tokens for _, tokens in batch)
+        assert scheduled <= set(running) and not victims & set(running)
         # Whoever runs was let in with the budget that those before left, and they never want more again.
-        assert set(ran_before) <= set(scheduled) | set(victims)
+        assert set(ran_before) <= scheduled | victims
         assert not plan.preemptions or not (plan.admitted or plan.resumed)
-        for sequence in self.engine.running:
+        for sequence in running:
             assert 0 < sequence.computed <= sequence.known < sequence.final
-        for victim in victims:
+        for preemption in plan.preemptions:
+            victim = preemption.victim
             assert not victim.blocks and victim.computed == 0 and victim in self.engine.waiting
-            self._check_preemption_pays(victim)
-        self.preemptions += len(victims)
+            if self._each_preemption_pays and victim in self._turnover:
+                assert self._turnover[-1] is not victim, "preempted twice, and nothing had changed in between"
+            self._turnover.append(victim)
+        self.preemptions += len(plan.preemptions)
 
-    def _check_preemption_pays(self, victim: Sequence) -> None:
-        if self._each_preemption_pays and victim in self._turnover:
-            assert self._turnover[-1] is not victim, "preempted twice, and nothing had changed in between"
-        self._turnover.append(victim)
+    def _compare(self, twin: ContinuousBatching, works: list[StepWork], finished: list[Sequence]) -> None:
+        """A plan of many steps does exactly what its steps do one by one."""
+        done: list[Sequence] = []
+        for work in works:
+            assert not done, "the leap went on beyond the step in which a request ended"
+            plan = twin.schedule()
+            assert plan.work == work
+            done = twin.commit(plan)
+        assert [sequence.request for sequence in done] == [sequence.request for sequence in finished]
+        assert state(self.engine) == state(twin)
 
 
-# ------------------------------------------------------------------------------------------------------- the two memories
+def state(engine: ContinuousBatching) -> list[Any]:
+    """Queues, block tables, free list, keys and waste: all that later decisions depend on."""
+    memory, waiting = engine.memory, engine.waiting
+    assert isinstance(memory, PagedMemory)
+    return [
+        [(s.request.request_id, s.known, s.computed, list(s.blocks)) for s in engine.running],
+        [(s.request.request_id, s.known) for s in waiting],
+        memory.free_list(),
+        memory.prefix.registered() if memory.prefix else [],
+        memory.occupancy(waiting.head() if waiting else None),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------- the two memories
 
 
 def paged_run(
@@ -142,29 +179,25 @@ def paged_run(
     block_size: int,
     prefix_caching: bool,
     policy: type[Fcfs] | type[Priority],
+    leap: bool,
     watermark: float = 0.0,
     **knobs: Any,
 ) -> AuditedRun:
-    """A run over a paged pool with `usable` blocks."""
-    memory = PagedMemory(usable + 1, block_size, watermark, prefix_caching)
-    engine = ContinuousBatching(memory, LIMIT, policy(), **knobs)
+    """A run over a paged pool with `usable` blocks; one that leaps has a twin that does not."""
+    memory, memory_of_twin = (PagedMemory(usable + 1, block_size, watermark, prefix_caching) for _ in range(2))
+    engine = ContinuousBatching(memory, LIMIT, policy(), leap=leap, **knobs)
+    twin = ContinuousBatching(memory_of_twin, LIMIT, policy(), **knobs) if leap else None
     contents = BlockContents()
-    preempted_before = 0
 
-    def audit(live: list[Sequence], head: Sequence | None) -> None:
-        nonlocal preempted_before
+    def audit(live: list[Sequence], head: Sequence | None, seen_all: bool) -> None:
         audit_paged(memory, live, head)
         if prefix_caching:
-            # By priority a victim may have been given blocks in the very step that takes them away again.
-            total = sum(sequence.preemptions for sequence in run.arrived)
-            contents.look(memory, live, seen_all=policy is Fcfs or total == preempted_before)
-            preempted_before = total
+            contents.look(memory, live, seen_all or (policy is Fcfs and not leap))
             if head is not None:
                 contents.check_lookup(memory, head)
 
     pays = not prefix_caching and knobs.get("scheduler_reserve_full_isl", True)
-    run = AuditedRun(engine, audit, each_preemption_pays=pays)
-    return run
+    return AuditedRun(engine, twin, audit, each_preemption_pays=pays)
 
 
 RESERVATIONS: dict[str, tuple[Any, Callable[[Sequence], int]]] = {
@@ -196,10 +229,14 @@ def contiguous_run(
     memory = ContiguousMemory(num_blocks, LIMIT, policy, make(num_blocks), block_size, charge)
     rules = ContiguousRules(reserves, region, fits, charge)
     engine = ContinuousBatching(memory, LIMIT, Fcfs(), **knobs)
-    return AuditedRun(engine, lambda live, head: audit_contiguous(memory, rules, live, head), each_preemption_pays=True)
+
+    def audit(live: list[Sequence], head: Sequence | None, seen_all: bool) -> None:
+        audit_contiguous(memory, rules, live, head)
+
+    return AuditedRun(engine, None, audit, each_preemption_pays=True)
 
 
-# -------------------------------------------------------------------------------------------------------- random workloads
+# ----------------------------------------------------------------------------------------------------- random workloads
 
 KNOBS = st.fixed_dictionaries(
     {
@@ -214,15 +251,18 @@ KNOBS = st.fixed_dictionaries(
 
 
 @st.composite
-def prompts(draw: st.DrawFn, length: int, number: int) -> TokenIds | HashIds | None:
-    """Told by length only, token by token or by chained ids of 8 tokens; the latter two branch off a common beginning."""
+def prompts(draw: st.DrawFn, length: int, output: int, number: int, per_id: int) -> TokenIds | HashIds | None:
+    """Told by length only, token by token, output and all, or by chained ids; they branch off a common beginning."""
     common = draw(st.integers(0, length))
-    match draw(st.sampled_from(["length", "tokens", "tokens", "hashes"])):
+    match draw(st.sampled_from(["length", "tokens", "output too", "hashes"])):
         case "tokens":
             return TokenIds(tuple(j if j < common else 1000 * number + j for j in range(length)))
+        case "output too":
+            common, length = 2 * common, length + output
+            return TokenIds(tuple(j if j < common else 1000 * number + j for j in range(length)))
         case "hashes":
-            num_ids = -(-length // 8)
-            return HashIds(tuple(j if j < common // 8 else 1000 * number + j for j in range(num_ids)), 8)
+            num_ids = -(-length // per_id)
+            return HashIds(tuple(j if j < common // per_id else 1000 * number + j for j in range(num_ids)), per_id)
     return None
 
 
@@ -230,10 +270,12 @@ class Serving(RuleBasedStateMachine):
     """Requests come, steps pass."""
 
     run: AuditedRun
+    number: int  # of the next request
+    per_id: int  # tokens behind a hash id
 
     @rule(
         data=st.data(),
-        prompt=st.integers(1, LIMIT - 1),
+        prompt=st.integers(1, LIMIT // 2) | st.integers(1, LIMIT - 1),
         output=st.integers(1, LIMIT),
         priority=st.integers(0, 2),
         count=st.integers(1, 3),
@@ -242,42 +284,52 @@ class Serving(RuleBasedStateMachine):
         for _ in range(count):
             number = self.number
             self.number += 1
-            told = data.draw(prompts(prompt, number))
+            told = data.draw(prompts(prompt, output, number, self.per_id))
             self.run.arrive(Request(number, float(number), prompt, output, priority, told))
 
-    @rule(count=st.integers(1, 6))
-    def steps_pass(self, count: int) -> None:
+    @rule(count=st.integers(1, 6), max_steps=st.integers(1, 9))
+    def steps_pass(self, count: int, max_steps: int) -> None:
         for _ in range(count):
-            self.run.step()
+            self.run.step(max_steps)
 
     def teardown(self) -> None:
         if hasattr(self, "run"):
-            self.run.run_out()
-            event(f"preemptions: {min(self.run.preemptions, 3)} or more")
+            self.run.run_out(max_steps=100)
+            event(f"leaps: {'some' if self.run.leaps else 'none'}")
+            event(f"preemptions: {self.run.preemptions if self.run.preemptions < 3 else 'more'}")
 
 
 class PagedServing(Serving):
-    """Paged memory; hash ids of 8 tokens ask for blocks of 1, 2, 4 or 8."""
+    """Paged memory: pools that hold a few blocks, or just one request of the model limit and a little more."""
 
     @initialize(
-        usable=st.integers(2, 16),
-        block_size=st.sampled_from([1, 2, 4, 8]),
+        block_size=st.integers(1, 8),
+        tiny=st.integers(1, 8) | st.none(),
+        spare=st.integers(0, 3),
+        per_id=st.sampled_from(["half", "same", "double"]),
         prefix_caching=st.booleans(),
         policy=st.sampled_from([Fcfs, Priority]),
+        leap=st.booleans(),
         watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
         knobs=KNOBS,
     )
     def begin(
         self,
-        usable: int,
         block_size: int,
+        tiny: int | None,
+        spare: int,
+        per_id: str,
         prefix_caching: bool,
         policy: type[Fcfs] | type[Priority],
+        leap: bool,
         watermark: float,
         knobs: dict[str, Any],
     ) -> None:
         self.number = 0
-        self.run = paged_run(usable, block_size, prefix_caching, policy, watermark, **knobs)
+        half = block_size // 2 if block_size % 2 == 0 else 1  # 1 divides any size
+        self.per_id = {"half": half, "same": block_size, "double": 2 * block_size}[per_id]
+        usable = tiny if tiny is not None else -(-LIMIT // block_size) + spare
+        self.run = paged_run(usable, block_size, prefix_caching, policy, leap, watermark, **knobs)
 
 
 class ContiguousServing(Serving):
@@ -294,7 +346,7 @@ class ContiguousServing(Serving):
     def begin(
         self, num_blocks: int, block_size: int, reservation: str, allocator: str, charge: str, knobs: dict[str, Any]
     ) -> None:
-        self.number = 0
+        self.number, self.per_id = 0, 4
         self.run = contiguous_run(num_blocks, block_size, reservation, allocator, charge, **knobs)
 
     def teardown(self) -> None:
@@ -303,36 +355,38 @@ class ContiguousServing(Serving):
 
 
 TestPagedServing = PagedServing.TestCase
-TestPagedServing.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+TestPagedServing.settings = settings(max_examples=200, stateful_step_count=20, deadline=None)
 TestContiguousServing = ContiguousServing.TestCase
 TestContiguousServing.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
 
 
-# --------------------------------------------------------------------------------------------------------- and by the way
+# ------------------------------------------------------------------------------------------------------- and by the way
 
 
 @pytest.mark.parametrize("policy", [Fcfs, Priority])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("full_isl", [True, False])
+@pytest.mark.parametrize("leap", [False, True])
 def test_growth_preempts_and_everything_still_ends(
-    policy: type[Fcfs] | type[Priority], prefix_caching: bool, full_isl: bool
-):
+    policy: type[Fcfs] | type[Priority], prefix_caching: bool, full_isl: bool, leap: bool
+) -> None:
     # 5 blocks of 2 let in three prompts of 3 tokens, 2 blocks each, but no two sequences at their end, 3 + 6 - 1 = 8
     # tokens in 4 blocks each: every pair that runs to the end loses one of the two.
-    run = paged_run(5, 2, prefix_caching, policy, scheduler_reserve_full_isl=full_isl)
+    run = paged_run(5, 2, prefix_caching, policy, leap, scheduler_reserve_full_isl=full_isl)
     for number in range(6):
         run.arrive(Request(number, float(number), 3, 6, priority=-number))
-    run.run_out()
+    run.run_out(max_steps=10)
     assert run.preemptions >= 1
+    assert bool(run.leaps) == leap
 
 
 @pytest.mark.parametrize("reservation", sorted(RESERVATIONS))
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
-def test_every_reservation_over_every_allocator_is_audited_once(reservation: str, allocator: str):
+def test_every_reservation_over_every_allocator_is_audited_once(reservation: str, allocator: str) -> None:
     # 3 regions of the limit at most, and 12 requests of all sorts of lengths.
     run = contiguous_run(40, 2, reservation, allocator, "external", max_num_batched_tokens=40)
     for number in range(12):
         run.arrive(Request(number, float(number), 1 + number * 5 % 11, 1 + number * 7 % 13))
-        run.step()
-    run.run_out()
+        run.step(max_steps=1)
+    run.run_out(max_steps=1)
     assert run.preemptions == 0

@@ -36,20 +36,6 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def each_step(steps: pd.DataFrame) -> pd.DataFrame:
-    """The rows with those that stand for `repeat` decode steps of equal length written out.
-
-    A row shows the pool in its first step. In each further one every sequence of the batch fills a slot that was
-    reserved for it.
-    """
-    rows = steps.loc[steps.index.repeat(steps["repeat"])].copy()
-    later = rows.groupby(level=0).cumcount()
-    rows["duration_s"] /= rows["repeat"]
-    rows["used"] += later * rows["num_sequences"]
-    rows["reserved"] -= later * rows["num_sequences"]
-    return rows.reset_index(drop=True)
-
-
 @pytest.fixture(scope="module")
 def preempted(simulate: Callable[..., Path], trace: Callable[..., list[str]]) -> Path:
     """Two requests of 7 + 6 tokens at time 0, four blocks of 4 to hand out, steps of 1 s.
@@ -204,15 +190,13 @@ def test_latencies_of_the_summary_can_be_had_from_the_requests(simulate: Callabl
     assert summary["output_throughput"] == pytest.approx(requests["generated_tokens"].sum() / span)
 
 
-ORCAS = ["engine=orca_max", "engine=orca_pow2", "engine=orca_oracle"]
-PAGED = "engine=vllm_v1"
-ONE_BLOCK_EACH = "engine=vllm_v1 memory.block_size=256"  # as long as the limit: no step needs another
+ORCAS = ["orca_max", "orca_pow2", "orca_oracle"]
 
 
-@pytest.fixture(scope="module", params=[*ORCAS, PAGED, ONE_BLOCK_EACH])
+@pytest.fixture(scope="module", params=[*ORCAS, "vllm_v1"])
 def pressed(request: pytest.FixtureRequest, simulate: Callable[..., Path]) -> Path:
     """A run of each engine in which requests wait for memory most of the time."""
-    folder = simulate(*request.param.split(), *PRESSURE)
+    folder = simulate(f"engine={request.param}", *PRESSURE)
     summary = summary_of(folder)
     assert summary["completed"] == 120
     assert summary["saturated_s"] > 0.5 * summary["duration"]
@@ -227,19 +211,33 @@ def test_every_slot_has_exactly_one_name_in_every_step(pressed: Path) -> None:
     assert sum(summary[f"saturated_share_{name}"] for name in NAMES) == pytest.approx(1, rel=1e-12)
 
 
-def test_averages_of_the_summary_are_those_of_the_steps_weighted_by_time(pressed: Path) -> None:
-    summary, rows = summary_of(pressed), each_step(pd.read_parquet(pressed / "steps.parquet"))
-    # Where blocks are taken within a row, what is used is all that can be told of its later steps.
-    names = ("used",) if (summary["engine"], summary["block_size"]) == ("vllm_v1", 16) else NAMES
-    for prefix, part in (("", rows), ("saturated_", rows[rows["waiting"] > 0])):
+def test_averages_of_the_summary_are_those_of_the_steps_weighted_by_time(
+    pressed: Path, simulate: Callable[..., Path]
+) -> None:
+    summary = summary_of(pressed)
+    # The same run with a row for every single step.
+    steps = pd.read_parquet(simulate(f"engine={summary['engine']}", *PRESSURE, "engine.leap=false") / "steps.parquet")
+    assert set(steps["repeat"]) == {1}
+    for prefix, part in (("", steps), ("saturated_", steps[steps["waiting"] > 0])):
         seconds = part["duration_s"]
-        for name in names:
+        for name in NAMES:
             mean = (part[name] * seconds).sum() / (seconds.sum() * summary["pool_slots"])
-            assert summary[f"{prefix}share_{name}"] == pytest.approx(mean, rel=1e-9, abs=1e-15), (prefix, name)
-    seconds = rows["duration_s"]
+            assert summary[f"{prefix}share_{name}"] == pytest.approx(mean, rel=1e-9, abs=1e-12), (prefix, name)
+    seconds = steps["duration_s"]
     assert summary["duration"] == pytest.approx(seconds.sum())
-    assert summary["mean_running"] == pytest.approx((rows["running"] * seconds).sum() / seconds.sum())
-    assert summary["mean_waiting"] == pytest.approx((rows["waiting"] * seconds).sum() / seconds.sum())
+    assert summary["mean_running"] == pytest.approx((steps["running"] * seconds).sum() / seconds.sum())
+    assert summary["mean_waiting"] == pytest.approx((steps["waiting"] * seconds).sum() / seconds.sum())
+
+
+def test_a_row_that_stands_for_several_steps_uses_a_slot_more_a_sequence_in_each(pressed: Path) -> None:
+    summary, rows = summary_of(pressed), pd.read_parquet(pressed / "steps.parquet")
+    assert rows["repeat"].max() > 1
+    assert rows["repeat"].sum() == summary["steps"]
+    # Steps are equally long here, so a row that begins with u slots and has k steps of n sequences uses
+    # u + n * (k - 1) / 2 on average.
+    used = rows["used"] + rows["num_sequences"] * (rows["repeat"] - 1) / 2
+    mean = (used * rows["duration_s"]).sum() / (rows["duration_s"].sum() * summary["pool_slots"])
+    assert summary["share_used"] == pytest.approx(mean, rel=1e-9)
 
 
 @pytest.mark.parametrize("pressed", ORCAS, indirect=True)
@@ -263,7 +261,7 @@ def test_waste_of_a_reservation_can_be_had_from_the_requests(pressed: Path) -> N
     assert summary["preemptions"] == 0  # what was set aside is enough
 
 
-@pytest.mark.parametrize("pressed", [PAGED], indirect=True)
+@pytest.mark.parametrize("pressed", ["vllm_v1"], indirect=True)
 def test_paging_wastes_less_than_a_block_of_a_request_and_pays_with_preemptions(pressed: Path) -> None:
     summary = summary_of(pressed)
     assert summary["share_external"] == 0  # any free block serves any request

@@ -18,7 +18,7 @@ def waiting(queue: QueuePolicy) -> list[int]:
     return [sequence.request.request_id for sequence in queue]
 
 
-def test_fcfs_serves_in_order_of_arrival_whatever_the_priority():
+def test_fcfs_serves_in_order_of_arrival_whatever_the_priority() -> None:
     queue = Fcfs()
     for request_id, priority in ((0, 2), (1, 0), (2, 1)):
         queue.arrive(sequence(request_id, priority))
@@ -27,7 +27,7 @@ def test_fcfs_serves_in_order_of_arrival_whatever_the_priority():
     assert waiting(queue) == [1, 2]
 
 
-def test_fcfs_puts_the_preempted_to_the_front_so_of_several_the_last_one_is_first():
+def test_fcfs_puts_the_preempted_to_the_front_so_of_several_the_last_one_is_first() -> None:
     queue = Fcfs()
     queue.arrive(sequence(7))
     for victim in (3, 2):
@@ -36,7 +36,7 @@ def test_fcfs_puts_the_preempted_to_the_front_so_of_several_the_last_one_is_firs
     assert waiting(queue) == [2, 3, 7, 8]
 
 
-def test_priority_serves_the_smaller_number_first_then_the_earlier_then_the_lower_id():
+def test_priority_serves_the_smaller_number_first_then_the_earlier_then_the_lower_id() -> None:
     queue = Priority()
     for request_id, priority, arrival in ((0, 1, 0.0), (1, 0, 0.5), (2, 0, 0.5), (3, -1, 0.7), (4, 0, 0.7)):
         queue.arrive(sequence(request_id, priority, arrival))
@@ -45,7 +45,7 @@ def test_priority_serves_the_smaller_number_first_then_the_earlier_then_the_lowe
     assert not queue
 
 
-def test_priority_puts_the_preempted_to_their_ordinary_place():
+def test_priority_puts_the_preempted_to_their_ordinary_place() -> None:
     queue = Priority()
     for request_id, priority in ((1, 0), (2, 2)):
         queue.arrive(sequence(request_id, priority, 1.0))
@@ -55,8 +55,9 @@ def test_priority_puts_the_preempted_to_their_ordinary_place():
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.booleans()), max_size=20))
-def test_priority_queue_is_sorted_after_any_arrivals_returns_and_pops(moves: list[tuple[int, bool, bool]]):
-    queue, here = Priority(), []
+def test_priority_queue_is_sorted_after_any_arrivals_returns_and_pops(moves: list[tuple[int, bool, bool]]) -> None:
+    queue = Priority()
+    here: list[tuple[int, float, int]] = []
     for request_id, (priority, pop, returned) in enumerate(moves):
         if pop and here:
             here.remove(min(here))

@@ -8,7 +8,7 @@ computed. Waste is written in the order used, reserved, internal, cached, extern
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
@@ -74,14 +74,14 @@ def observe(engine: ContinuousBatching, plan: StepPlan) -> State:
     """The state after planning; then the step's tokens are applied."""
     memory: KVMemory = engine.memory
     occupancy = memory.occupancy(engine.waiting.head() if engine.waiting else None)
-    *waste, largest_free_run = astuple(occupancy)
-    free = memory.free_list() if isinstance(memory, PagedMemory) else largest_free_run
+    used, reserved, internal = occupancy.used, occupancy.reserved, occupancy.internal
+    free = memory.free_list() if isinstance(memory, PagedMemory) else occupancy.largest_free_run
     tables = {letters([sequence]): list(sequence.blocks) for sequence in engine.running}
     waiting = letters(engine.waiting)
     return State(
         batch=" ".join(f"{letters([sequence])}{tokens}" for sequence, tokens in plan.batch),
         blocks=tables,
-        waste=tuple(waste),  # type: ignore[arg-type]
+        waste=(used, reserved, internal, occupancy.cached, occupancy.external, occupancy.idle),
         free=free,
         waiting=waiting,
         new=letters(plan.admitted),
@@ -105,10 +105,10 @@ def check(engine: ContinuousBatching, arrivals: dict[int, list[Request]], expect
     assert engine.idle
 
 
-# ----------------------------------------------------------------------------------------------------- contiguous memory
+# ---------------------------------------------------------------------------------------------------- contiguous memory
 
 
-def test_contiguous_max_over_a_buddy():
+def test_contiguous_max_over_a_buddy() -> None:
     # 12 slots = 8 (from 0) + 4 (from 8); the limit is 4, so every region is 4: the lone 4 first, then the halves of the
     # 8. A stores 3 of 4, B 3, C 3, D 1; each region has one slot at least that is never filled.
     memory = ContiguousMemory(12, 4, MaxReservation(), Buddy(12))
@@ -130,7 +130,7 @@ def test_contiguous_max_over_a_buddy():
     assert memory.occupancy(None).largest_free_run == 8
 
 
-def test_contiguous_pow2_over_first_fit():
+def test_contiguous_pow2_over_first_fit() -> None:
     # 12 slots, limit 8. Reserved: A 1 + 4 (output 3), B 1 + 4, C 1 + 1, D 2 + 4. Stored in the end: A 3, B 4, C 1, D 4.
     engine = ContinuousBatching(
         ContiguousMemory(12, 8, Pow2Reservation(), FirstFit(12)), 8, Fcfs(), max_num_batched_tokens=16
@@ -156,7 +156,7 @@ def test_contiguous_pow2_over_first_fit():
     )
 
 
-def test_contiguous_oracle_over_exact_slots():
+def test_contiguous_oracle_over_exact_slots() -> None:
     # 6 slots. Reserved are prompt + output: A 3, B 3, C 4, D 2; each stores one less.
     engine = ContinuousBatching(
         ContiguousMemory(6, 8, OracleReservation(), ExactSlots(6)), 8, Fcfs(), max_num_batched_tokens=16
@@ -178,7 +178,7 @@ def test_contiguous_oracle_over_exact_slots():
 
 
 @pytest.mark.parametrize("charge", ["external", "internal"])
-def test_contiguous_oracle_over_a_buddy(charge: Literal["internal", "external"]):
+def test_contiguous_oracle_over_a_buddy(charge: Literal["internal", "external"]) -> None:
     # 16 slots. A reserves 2 + 4 = 6 in a region of 8 (2 of rounding, stores 5), B 3 + 2 = 5 in 8 (3 of rounding, stores
     # 4), C 1 + 2 = 3 in 4 (1 of rounding, stores 2). Each reserves one slot that is never filled.
     memory = ContiguousMemory(16, 16, OracleReservation(), Buddy(16), charge_rounding_to=charge)
@@ -206,7 +206,7 @@ def test_contiguous_oracle_over_a_buddy(charge: Literal["internal", "external"])
     assert memory.occupancy(None).largest_free_run == 16
 
 
-def test_contiguous_max_over_first_fit_in_blocks():
+def test_contiguous_max_over_first_fit_in_blocks() -> None:
     # 5 blocks of 2, limit 4: each region is 2 blocks, and the fifth block is too small for any. A stores 3, B 2, C 2.
     engine = ContinuousBatching(
         ContiguousMemory(5, 4, MaxReservation(), FirstFit(5), block_size=2), 4, Fcfs(), max_num_batched_tokens=8
@@ -224,7 +224,7 @@ def test_contiguous_max_over_first_fit_in_blocks():
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- paged memory
+# --------------------------------------------------------------------------------------------------------- paged memory
 
 
 def paged(usable: int, watermark: float = 0.0, prefix_caching: bool = False) -> PagedMemory:
@@ -232,7 +232,7 @@ def paged(usable: int, watermark: float = 0.0, prefix_caching: bool = False) -> 
     return PagedMemory(usable + 1, 2, watermark, prefix_caching)
 
 
-def test_paged_growth_preempts_the_latest_which_resumes_first():
+def test_paged_growth_preempts_the_latest_which_resumes_first() -> None:
     # 4 blocks. A stores 6 in 3 blocks, B 4 in 2, C 1 in 1.
     engine = ContinuousBatching(paged(4), 16, Fcfs())
     check(
@@ -256,7 +256,7 @@ def test_paged_growth_preempts_the_latest_which_resumes_first():
     assert engine.memory.free_list() == [1, 2, 4, 3]  # type: ignore[attr-defined]
 
 
-def test_paged_with_prefix_caching():
+def test_paged_with_prefix_caching() -> None:
     # 4 blocks. A, B, C and E begin with 1, 2; E is B again. D is told by length only. A, B, C, D, E store 4 each.
     engine = ContinuousBatching(paged(4, prefix_caching=True), 16, Fcfs())
     check(
@@ -276,8 +276,8 @@ def test_paged_with_prefix_caching():
             State("A1 C1", {"A": [1, 2], "C": [1, 4]}, (5, 1, 0, 2, 0, 0), [3], new="C", hits={"C": 2}, done="A"),
             # D takes 3 and 2, the one freed earlier first; both lose their keys. C ends: 4, then 1 to the back.
             State("C1 D3", {"C": [1, 4], "D": [3, 2]}, (7, 1, 0, 0, 0, 0), [], new="D", done="C"),
-            # E hits block 1, out of the free list; (1, 2, 3, 9) is gone, and a token has to be left anyway. It needs one
-            # block and one that the hit takes: the two free ones. D ends with both blocks full of what nobody else has.
+            # E hits block 1, out of the free list; (1, 2, 3, 9) is gone, and a token has to be left anyway. It needs a
+            # block and one that the hit takes: the two free ones. D ends with both blocks full of its own.
             State("D1 E2", {"D": [3, 2], "E": [1, 4]}, (8, 0, 0, 0, 0, 0), [], new="E", hits={"E": 2}, done="DE"),
         ],
     )
@@ -286,7 +286,7 @@ def test_paged_with_prefix_caching():
     assert engine.memory.occupancy(None).cached == 8
 
 
-def test_paged_with_a_watermark():
+def test_paged_with_a_watermark() -> None:
     # 5 blocks and block 0: 0.4 of 6 is 2.4, so 2 have to stay free while others run. A, B, C store 4 in 2 blocks each.
     engine = ContinuousBatching(paged(5, watermark=0.4), 16, Fcfs())
     check(
@@ -305,7 +305,7 @@ def test_paged_with_a_watermark():
     )
 
 
-def test_paged_with_chunked_prefill():
+def test_paged_with_chunked_prefill() -> None:
     # 6 blocks, 4 tokens a step. A stores 8 in 4 blocks, B 3 in 2, C 2 in 1.
     engine = ContinuousBatching(paged(6), 16, Fcfs(), max_num_batched_tokens=4)
     check(
@@ -317,9 +317,7 @@ def test_paged_with_chunked_prefill():
             # A's last 3 and 1 of B's 2. A's eighth slot and B's second will be filled.
             State("A3 B1", {"A": [1, 2, 3, 4], "B": [5]}, (8, 2, 0, 0, 0, 2), [6], waiting="C", new="B"),
             # A's output, B's second prompt token, C's only one. C's second slot will be filled.
-            State(
-                "A1 B1 C1", {"A": [1, 2, 3, 4], "B": [5], "C": [6]}, (11, 1, 0, 0, 0, 0), [], new="C", done="A"
-            ),
+            State("A1 B1 C1", {"A": [1, 2, 3, 4], "B": [5], "C": [6]}, (11, 1, 0, 0, 0, 0), [], new="C", done="A"),
             # A's blocks are back, the last foremost; B's third token takes that one. Its fourth slot is never filled.
             State("B1 C1", {"B": [5, 4], "C": [6]}, (5, 0, 1, 0, 0, 6), [3, 2, 1], done="BC"),
         ],
@@ -327,7 +325,7 @@ def test_paged_with_chunked_prefill():
     assert engine.memory.free_list() == [6, 4, 5, 3, 2, 1]  # type: ignore[attr-defined]
 
 
-def test_paged_without_chunked_prefill():
+def test_paged_without_chunked_prefill() -> None:
     # 4 blocks, 4 tokens a step. A stores 4, B 2, C 1, D 4.
     engine = ContinuousBatching(paged(4), 16, Fcfs(), max_num_batched_tokens=4, chunked_prefill=False)
     check(
@@ -337,9 +335,7 @@ def test_paged_without_chunked_prefill():
             # One token of the budget is left: too little for B, and C does not pass it.
             State("A3", {"A": [1, 2]}, (3, 1, 0, 0, 0, 4), [3, 4], waiting="BC", new="A"),
             # 1 + 2 + 1 is the budget. C's second slot is never filled.
-            State(
-                "A1 B2 C1", {"A": [1, 2], "B": [3], "C": [4]}, (7, 0, 1, 0, 0, 0), [], "D", new="BC", done="ABC"
-            ),
+            State("A1 B2 C1", {"A": [1, 2], "B": [3], "C": [4]}, (7, 0, 1, 0, 0, 0), [], "D", new="BC", done="ABC"),
             # Freed in batch order: 2, 1, then 3, then 4 in front.
             State("D4", {"D": [4, 3]}, (4, 0, 0, 0, 0, 4), [2, 1], new="D", done="D"),
         ],
