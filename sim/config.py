@@ -143,7 +143,7 @@ def resolved(config: DictConfig) -> str:
 
 
 def typed(value: Any, annotation: Any, name: str, **supplied: Any) -> Any:
-    """`value` as `annotation` wants it, under the `name` it has for the user; whole floats such as 1e6 pass for integers.
+    """`value` as `annotation` wants it; `name` is what the user calls it. Whole floats such as 1e6 pass for integers.
 
     Raises:
         UserError: it is something else; the message names it.

@@ -115,7 +115,6 @@ class StepPlan:
 
     def works(self) -> Iterator[StepWork]:
         """The sums of each step; the object yielded changes with the next."""
-        first = self.work
         work = copy(self.work)
         yield work
         for need in self.needs:

@@ -239,7 +239,7 @@ class Recorder:
     def _token_times(self, plan: StepPlan, times: list[float]) -> None:
         """Notes when each sequence got its tokens. The steady ones had their last at the end of the step before."""
         itl = self.metrics.itl
-        start, end = times[0], times[-1]
+        end = times[-1]
         if plan.steady:
             itl.add_each([after - before for before, after in pairwise(times)], plan.steady)
         for sequence, _ in plan.batch:

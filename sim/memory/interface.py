@@ -5,7 +5,6 @@ A policy decides who holds which slots. It knows nothing of queues, budgets or t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from sim.sequence import Sequence

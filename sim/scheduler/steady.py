@@ -1,8 +1,8 @@
 """Decoding at no cost per sequence: what many steps in which nothing is decided have in common.
 
 A sequence is *steady* while it computes one token in every step. All that can happen to it then is known beforehand:
-when it needs a block, and when it finishes. So steps are counted by a clock, blocks fall due in the step that is written
-down for them, and finishes come from a heap. What happens is exactly what planning each sequence in each step would do.
+when it needs a block, and when it finishes. So steps are counted by a clock, blocks fall due in the step that is
+written down for them, and finishes come from a heap. What happens is exactly what planning each of them would do.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ class SteadyDecodes:
             max_steps: most steps to look ahead.
 
         Returns:
-            Blocks that each further step needs: shorter than `max_steps` where a sequence finishes or the pool runs dry.
+            Blocks that each further step needs: fewer entries where a sequence finishes or the pool runs dry.
         """
         tick, due = self._clock.scheduled, self._due
         free = self._memory.num_free_blocks
-        needs = []
+        needs: list[int] = []
         for later in range(tick + 1, min(tick + max_steps, self._finishing[0][0]) + 1):
             bucket = due.get(later)
             need = len(bucket) if bucket else 0

@@ -123,7 +123,7 @@ def tiny() -> dict[str, DictConfig]:
     return configs
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(engine=st.sampled_from(ENGINES), requests=REQUESTS)
 def test_littles_law_holds_for_any_small_run(
     tiny: dict[str, DictConfig],

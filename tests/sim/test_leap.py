@@ -79,7 +79,7 @@ def assert_same(leaping: dict, stepping: dict) -> None:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[Request]:
-    """Bursts and gaps; prompts that share prefixes by tokens, with and without known output, by hash ids, or nothing."""
+    """Bursts and gaps; prompts share prefixes by tokens, with and without known output, by hash ids, or not at all."""
     now, requests = 0.0, []
     for index in range(draw(st.integers(1, 24))):
         now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.7, 20.0]))
@@ -155,7 +155,7 @@ def test_leaps_do_happen_and_rows_say_for_how_many_steps_they_stand():
     # One request, prompt 4 and output 30: a prefill step, then 29 decode steps until it finishes, in a single leap.
     pool = PagedMemory(10, 4)
     run = observed(pool, ContinuousBatching(pool, 64, Fcfs(), leap=True), [Request(0, 0.0, 4, 30)], Record())
-    assert [row["repeat"] for row in run["steps"]][0] == 1
+    assert run["steps"][0]["repeat"] == 1
     assert sum(row["repeat"] for row in run["steps"]) == 30
     assert len(run["steps"]) <= 4  # the first leaps are short while the engine does not know how long a step takes
 
