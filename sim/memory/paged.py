@@ -51,7 +51,7 @@ class PagedMemory:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_usable_blocks = num_blocks - num_reserved_blocks
-        self.prefix = PrefixCache(num_blocks, block_size) if prefix_caching else None
+        self.prefix = PrefixCache(block_size) if prefix_caching else None
         self._watermark_blocks = int(watermark * num_blocks)
         self._free = list(
             range(num_blocks - 1, num_reserved_blocks - 1, -1)
@@ -100,7 +100,7 @@ class PagedMemory:
         if self._blocks_for(room_for) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
             return False
         if self.prefix and hit:
-            self.prefix.hold_hit(hit)
+            self.prefix.hold(hit)
         sequence.blocks = hit + self._take(self._blocks_for(num_tokens) - len(hit))
         if self.prefix:
             self.prefix.register(sequence, len(hit), num_tokens)
@@ -162,7 +162,7 @@ class PagedMemory:
         self._computed -= sequence.computed
         self._internal -= self._beyond_end(sequence)
         if self.prefix:
-            self._free.extend(reversed(self.prefix.release(reversed(sequence.blocks))))
+            self._free.extend(self.prefix.release(sequence))
         else:
             self._free.extend(sequence.blocks)
         sequence.blocks = []
@@ -184,7 +184,6 @@ class PagedMemory:
         del self._free[len(self._free) - from_stack :]
         if self.prefix:
             blocks += self.prefix.evict(count - from_stack)
-            self.prefix.hold_new(blocks)
         return blocks
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections import deque
+from collections.abc import Hashable, Iterator
 
 from sim.sequence import Sequence
 from workloads.errors import UserError
@@ -17,21 +17,24 @@ from workloads.request import HashIds, TokenIds
 
 
 class PrefixCache:
-    """The blocks that carry a prefix key, and the holders of every block.
+    """The blocks that carry a prefix key.
+
+    A block that carries one is either held, by one sequence or by several, or it waits to be evicted.
 
     Args:
-        num_blocks: blocks in the pool.
         block_size: tokens in a block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.shared = 0  # table entries beyond the first of each block
-        self._holders = [0] * num_blocks  # sequences that have the block in their table
-        self._key_of: list[Hashable | None] = [None] * num_blocks
+        self._holders: dict[int, int] = {}  # of the blocks that more than one sequence holds
+        self._key_of: dict[int, Hashable] = {}
         # A key's blocks in the order of registration. Nearly always there is just one, and it stands there bare.
         self._blocks_of: dict[Hashable, int | list[int]] = {}
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # keyed blocks without a holder, next to go first
+        self._evictable: set[int] = set()  # keyed blocks without a holder
+        self._queue: deque[int] = deque()  # the same, next to go first, among entries that are out of date:
+        self._outdated: dict[int, int] = {}  # how many entries of a block, the first ones, are
 
     @property
     def num_evictable(self) -> int:
@@ -40,11 +43,16 @@ class PrefixCache:
 
     def evictable(self) -> Iterator[int]:
         """Those blocks, next to be evicted first."""
-        return iter(self._evictable)
+        outdated = dict(self._outdated)
+        for block in self._queue:
+            if outdated.get(block, 0):
+                outdated[block] -= 1
+            else:
+                yield block
 
     def registered(self) -> list[int]:
         """Blocks that carry a key, ascending."""
-        return [block for block, key in enumerate(self._key_of) if key is not None]
+        return sorted(self._key_of)
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest registered prefix that leaves at least one token to compute (rule 5)."""
@@ -58,33 +66,46 @@ class PrefixCache:
 
     def num_without_holder(self, blocks: list[int]) -> int:
         """How many of these blocks stand in the free list now."""
-        return sum(self._holders[block] == 0 for block in blocks)
+        return sum(block in self._evictable for block in blocks)
 
-    def hold_hit(self, blocks: list[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         """Gives each block one more holder; one that had none leaves the free list wherever it stands (rule 5)."""
         for block in blocks:
-            if self._holders[block]:
-                self.shared += 1
+            if block in self._evictable:
+                self._evictable.remove(block)
+                self._outdated[block] = self._outdated.get(block, 0) + 1
             else:
-                del self._evictable[block]
-            self._holders[block] += 1
-
-    def hold_new(self, blocks: Iterable[int]) -> None:
-        """Gives blocks fresh from the free list their first holder."""
-        for block in blocks:
-            self._holders[block] = 1
+                self._holders[block] = self._holders.get(block, 1) + 1
+                self.shared += 1
 
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
-        evicted = [self._evictable.popitem(last=False)[0] for _ in range(count)]
-        for block in evicted:
-            self._forget(block)
+        evicted: list[int] = []
+        while len(evicted) < count:
+            block = self._queue.popleft()
+            if block in self._outdated:
+                self._pass_over(block)
+                continue
+            self._evictable.remove(block)
+            key = self._key_of.pop(block)
+            same = self._blocks_of.pop(key)
+            if isinstance(same, list):
+                same.remove(block)
+                self._blocks_of[key] = same if len(same) > 1 else same[0]
+            evicted.append(block)
         return evicted
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Registers the blocks from the `start`-th on that the first `num_tokens` tokens complete (rule 4)."""
-        for position in range(start, num_tokens // self.block_size):
-            block, key = sequence.blocks[position], key_of_block(sequence, position, self.block_size)
+        end = num_tokens // self.block_size
+        request, blocks = sequence.request, sequence.blocks
+        if request.prompt is None and not sequence.preemptions:  # the keys are new: no need to look at each
+            keys = range(own_key(sequence, start), own_key(sequence, end))
+            self._key_of.update(zip(blocks[start:end], keys, strict=True))
+            self._blocks_of.update(zip(keys, blocks[start:end], strict=True))
+            return
+        for position in range(start, end):
+            block, key = blocks[position], key_of_block(sequence, position, self.block_size)
             self._key_of[block] = key
             same = self._blocks_of.get(key)
             if same is None:
@@ -94,33 +115,38 @@ class PrefixCache:
             else:
                 same.append(block)
 
-    def release(self, blocks: Iterable[int]) -> list[int]:
-        """Drops one holder from each block; those left with a key but no holder queue for eviction so (rule 2).
+    def release(self, sequence: Sequence) -> list[int]:
+        """Drops a holder from each block, last of the table first; keyed ones without another queue in this order (rule 2).
 
         Returns:
-            The blocks left with neither holder nor key, in this order.
+            The blocks left with neither holder nor key, in table order.
         """
-        without_key = []
-        for block in blocks:
-            self._holders[block] -= 1
-            if self._holders[block]:
-                self.shared -= 1
-            elif self._key_of[block] is None:
-                without_key.append(block)
-            else:
-                self._evictable[block] = None
-        return without_key
+        full = sequence.computed // self.block_size  # every full block carries a key, and no other does
+        keyed = sequence.blocks[full - 1 :: -1] if full else []
+        if self._holders:
+            keyed = [block for block in keyed if not self._shared_further(block)]
+        self._evictable.update(keyed)
+        self._queue.extend(keyed)
+        return list(sequence.blocks[full:])
 
-    def _forget(self, block: int) -> None:
-        key = self._key_of[block]
-        self._key_of[block] = None
-        blocks = self._blocks_of[key]
-        if isinstance(blocks, int):
-            del self._blocks_of[key]
+    def _shared_further(self, block: int) -> bool:
+        """Drops a holder from the block if it has several."""
+        holders = self._holders.get(block)
+        if holders is None:
+            return False
+        self.shared -= 1
+        if holders > 2:
+            self._holders[block] = holders - 1
         else:
-            blocks.remove(block)
-            if len(blocks) == 1:
-                self._blocks_of[key] = blocks[0]
+            del self._holders[block]
+        return True
+
+    def _pass_over(self, block: int) -> None:
+        left = self._outdated[block] - 1
+        if left:
+            self._outdated[block] = left
+        else:
+            del self._outdated[block]
 
 
 def key_of_block(sequence: Sequence, position: int, block_size: int) -> Hashable:
@@ -159,4 +185,9 @@ def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
                 f"memory.block_size={block_size} neither divides nor is a multiple of; choose such a size or "
                 "memory.prefix_caching=false."
             )
-    return request.request_id, position, None
+    return own_key(sequence, position)
+
+
+def own_key(sequence: Sequence, position: int) -> int:
+    """The key of a block whose content no other sequence can know: consecutive numbers along its table."""
+    return (sequence.request.request_id << 32) + position

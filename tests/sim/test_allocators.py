@@ -74,6 +74,17 @@ def test_buddy_rounds_up_to_a_power_of_two_and_leaves_the_halves() -> None:
     assert (buddy.num_free, buddy.largest_free) == (3, 2)
 
 
+def test_buddy_takes_the_lowest_of_equal_regions_whatever_came_back_last() -> None:
+    # Four regions of 2 in 8; 0 to 1 and then 4 to 5 come back, and their buddies stay out, so nothing merges.
+    buddy = Buddy(8)
+    regions = [buddy.allocate(2) for _ in range(4)]
+    for index in (0, 2):
+        region = regions[index]
+        assert region is not None
+        buddy.free(region)
+    assert given(buddy.allocate(2)) == [0, 1]
+
+
 def test_the_ragged_end_of_a_buddy_pool_never_merges_beyond_it() -> None:
     # 6 = 4 + 2: the buddy of 4 to 5 would be 6 to 7, which is not there.
     buddy = Buddy(6)

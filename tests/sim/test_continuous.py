@@ -195,21 +195,23 @@ def test_the_last_may_have_to_preempt_itself_and_then_gets_nothing() -> None:
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
-    # Rule 12. As above, and a newcomer that would fit into the block that came free has to wait for the next step.
-    engine = scheduler(usable=3)
-    arrive(engine, 0, prompt=1, output=2)
-    arrive(engine, 1, prompt=1, output=3)
+    # Rule 12. As above: 1 gives way to itself and leaves one block. By priority 2, which needs just one, is now the
+    # head of the queue, and has to wait for the next step all the same.
+    engine = scheduler(usable=3, policy=Priority)
+    arrive(engine, 0, prompt=1, output=2, priority=0)
+    arrive(engine, 1, prompt=1, output=3, priority=2)
     step(engine)
-    arrive(engine, 2, prompt=1, output=1)
+    arrive(engine, 2, prompt=1, output=1, priority=1)
     plan, finished = step(engine)
+    assert (ids(event.victim for event in plan.preemptions), ids(engine.waiting)) == ([1], [2, 1])
     assert (batch(plan), ids(plan.admitted), finished) == ([(0, 1)], [], [0])
-    # 0 has ended, so 3 blocks are free: the preempted 1 comes first, with its 2 tokens; then 2.
+    # 0 has ended, so 3 blocks are free: 2, and then 1 with its 2 tokens.
     plan, _ = step(engine)
-    assert (ids(plan.resumed), ids(plan.admitted), batch(plan)) == ([1], [2], [(1, 2), (2, 1)])
+    assert (ids(plan.admitted), ids(plan.resumed), batch(plan)) == ([2], [1], [(2, 1), (1, 2)])
 
 
 def test_a_resumed_sequence_computes_its_output_again_like_a_prompt_and_keeps_it() -> None:
-    # Rule 11. The victim of the test above had 1 + 1 tokens; it comes back for both and then gains its second.
+    # Rule 11. 3 blocks, as above: the victim had 1 + 1 tokens; it comes back for both and then gains its second.
     engine = scheduler(usable=3)
     arrive(engine, 0, prompt=1, output=2)
     victim = arrive(engine, 1, prompt=1, output=3)

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from sim.cli import main
+from sim.sweep import collect
 
 NAMES = ["used", "reserved", "internal", "cached", "external", "idle"]
 POINT_FILES = {"config.yaml", "point.json", "summary.json", "requests.parquet", "steps.parquet", "events.parquet"}
@@ -66,6 +67,14 @@ def test_points_are_the_product_in_the_order_given(product: Sweep) -> None:
     assert table["block_size"].tolist() == [8, 8, 16, 16]
     assert table["request_rate"].tolist() == [1, 4, 1, 4]
     assert set(table["status"]) == {"complete"}
+
+
+def test_the_eleventh_point_comes_after_the_tenth(tmp_path: Path) -> None:
+    for number in range(12):  # as text, 10 would stand before 2
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "point.json").write_text(json.dumps({"overrides": [f"seed={number}"]}))
+        (tmp_path / str(number) / "summary.json").write_text(json.dumps({"status": "complete"}))
+    assert collect(tmp_path)["seed"].tolist() == list(range(12))
 
 
 def test_every_point_has_a_run_folder_of_its_own_and_a_row_with_its_figures(product: Sweep) -> None:
