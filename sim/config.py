@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 import os
 import re
@@ -15,19 +16,22 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Container, Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from sim.files import cannot_write
 from workloads.errors import UserError
 
 T = TypeVar("T")
+LISTED = 8  # options that an error lists when none is near
 
 
 def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]) -> int:
@@ -61,8 +65,14 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
         raise UserError(_composition(error, name, argv)) from None
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is not set; give it as {error.full_key}=VALUE.") from None
+    except OverrideParseException as error:
+        raise UserError(f"{error.override} is not understood; options are given as key=value.") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"option not understood: {_one_line(error)}") from None
+    except OSError as error:  # Hydra makes the run's folder
+        if error in errors:
+            raise
+        raise cannot_write(Path(str(error.filename)), error) from None
     finally:
         sys.argv = program
     return 0
@@ -83,10 +93,7 @@ def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supp
     """
     if node is None or "_target_" not in node:
         raise UserError(f"{name} has no _target_; choose one of the bundled options or name a class.")
-    try:
-        target = hydra.utils.get_object(node["_target_"])
-    except Exception as error:
-        raise UserError(f"{name}._target_={node['_target_']} cannot be imported: {_one_line(error)}") from None
+    target = _imported(str(node["_target_"]), f"{name}._target_")
     parameters = inspect.signature(target).parameters
     annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     arguments: dict[str, Any] = {}
@@ -110,6 +117,14 @@ def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supp
         ):
             raise UserError(f"{name}.{key} is not set; give it as +{name}.{key}=VALUE.")
     return target(**arguments)
+
+
+def _imported(dotted: str, name: str) -> Any:
+    module, _, attribute = dotted.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{name}={dotted} cannot be imported: {_one_line(error)}.") from None
 
 
 def fill(target: type[T], config: Mapping[str, Any]) -> T:
@@ -209,7 +224,10 @@ def _either(words: Iterable[str]) -> str:
 def _nearest(word: str, options: Iterable[str]) -> str:
     options = sorted(options)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"the options are {', '.join(options)}."
+    if close:
+        return f"did you mean {close[0]}?"
+    more = "" if len(options) <= LISTED else f" and {len(options) - LISTED} more"
+    return f"the options are {', '.join(options[:LISTED])}{more}."
 
 
 def _missing_config(error: MissingConfigException) -> str:
@@ -224,11 +242,18 @@ def _composition(error: ConfigCompositionException, name: str, argv: list[str]) 
     text = _one_line(error)
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1].lstrip("+~")
+        group = key.replace(".", "/")
+        if "." in key and resources.files("conf").joinpath(group).is_dir():
+            return f"{key} is chosen as a group: {group}=NAME; {_nearest('', _choices(group))}"
         return f"there is no option {key}; {_nearest(key, _known_options(name, argv, key))}"
     if match := re.search(r"No match in the defaults list", text):
         key = re.search(r"override '([^']+)'", text)
         return f"there is no group {key[1] if key else ''}; {text}"
     return f"option not understood: {text}"
+
+
+def _choices(group: str) -> list[str]:
+    return [file.name.removesuffix(".yaml") for file in resources.files("conf").joinpath(group).iterdir()]
 
 
 def _known_options(name: str, argv: list[str], bad: str) -> list[str]:

@@ -108,7 +108,10 @@ class Engine:
             elif self.arrivals.next_s is not None:
                 yield from self._wait_for_arrival()
             else:
-                raise NoProgress(f"nothing can be scheduled any more: {scheduler.explain_stall()}.")
+                raise NoProgress(
+                    f"nothing can be scheduled any more: {scheduler.explain_stall()}. Take a larger pool or "
+                    "scheduler.reject_oversize=true."
+                )
             self._check_progress(plan)
             self._report(recorder.metrics.totals.completed + recorder.metrics.totals.rejected, self.now)
 
@@ -159,6 +162,6 @@ class Engine:
         self._fruitless_tokens += max(1, plan.work.num_tokens)
         if self._fruitless_tokens > NO_PROGRESS_POOLS * self._memory.num_slots:
             raise NoProgress(
-                f"{self._fruitless_tokens} tokens were computed and none was gained: requests preempt each other for "
-                f"ever; {self.scheduler.explain_stall()}. Take a larger pool or scheduler_reserve_full_isl=true."
+                f"{self._fruitless_tokens} tokens were computed and none was gained, so this would go on for ever: "
+                f"{self.scheduler.explain_stall()}. Take a larger pool or scheduler.scheduler_reserve_full_isl=true."
             )

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from sim.files import write_json
 from sim.memory.interface import Occupancy
 from sim.metrics import CACHED, IDLE, INTERNAL, RESERVED, USED, Metrics
 from sim.plan import Preemption, StepPlan
 from sim.sequence import Sequence
-from sim.tables import Table, write_json
+from sim.tables import Table
 from workloads.errors import UserError
 
 Status = Literal["complete", "interrupted", "failed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 
 from sim.config import build, fill, resolved, typed, whole_number
 from sim.engine import Arrivals, Engine
+from sim.files import write_text
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, kv_bytes_per_token, model_len, pool_blocks
 from sim.memory.interface import KVMemory
@@ -18,7 +20,6 @@ from sim.plan import StepTimer
 from sim.progress import Progress
 from sim.recorder import Record, Recorder, Status
 from sim.scheduler.continuous import ContinuousBatching
-from sim.tables import write_text
 from workloads.limit import FirstRequests
 from workloads.request import Workload
 
@@ -81,6 +82,8 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
     """
     parts = assemble(config)
     record: Record = build(config.record, "record")
+    with suppress(OSError):
+        (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true
     write_text(folder / "config.yaml", resolved(config))
     memory, model = parts.memory, parts.model
     facts = facts | {
@@ -117,6 +120,7 @@ def dropped(workload: Workload) -> dict[str, int]:
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:
     """The workload, cut to `workload.limit` requests."""
-    workload: Workload = build(config.workload, "workload", ("limit",), seed=config.seed, max_model_len=max_model_len)
-    limit = config.workload.get("limit")
+    seed = whole_number(config, "seed", 0)
+    workload: Workload = build(config.workload, "workload", ("limit",), seed=seed, max_model_len=max_model_len)
+    limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     return workload if limit is None else FirstRequests(workload, limit)

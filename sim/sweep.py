@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from sim.tables import cannot_write, whole, write_json
+from sim.files import cannot_write, whole, write_json
 from workloads.errors import UserError
 
 
@@ -25,7 +27,8 @@ def run_point(simulate: Callable[[], object], folder: Path, facts: dict[str, Any
         folder: its run folder.
         facts: what its summary says of it if it fails before it could start.
     """
-    (folder / "summary.json").unlink(missing_ok=True)  # of an earlier run into the same folder
+    with suppress(OSError):
+        (folder / "summary.json").unlink()  # of an earlier run into the same folder
     write_json(folder / "point.json", {"overrides": list(HydraConfig.get().overrides.task)})
     try:
         simulate()
@@ -40,7 +43,7 @@ class SweepTable(Callback):
     """Hydra's callback at the end of a sweep: writes `sweep.parquet`, `sweep.csv` and the figures, prints the table."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exits with 1 if a point failed and with 2 if the table cannot be written: Hydra would only warn."""
+        """Exits with 1 if a point failed, with 2 if the table cannot be written: Hydra only warns of an exception."""
         folder = Path(config.hydra.sweep.dir)
         try:
             published: Any = OmegaConf.to_container(config.published, resolve=True)
@@ -48,6 +51,9 @@ class SweepTable(Callback):
         except UserError as error:
             print(f"kvtwin: {error}", file=sys.stderr)
             raise SystemExit(2) from None
+        except Exception:
+            traceback.print_exc()
+            raise SystemExit(1) from None
         if failed:
             raise SystemExit(1)
 

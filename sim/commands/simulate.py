@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.errors import UserError
-
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -23,8 +21,10 @@ def _task(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    from sim.config import typed
     from sim.run import simulate
 
+    draws = typed(config.plots, bool, "plots")
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     facts = {group: hydra.runtime.choices[group] for group in ("engine", "model", "hardware", "workload")}
@@ -35,7 +35,7 @@ def _task(config: DictConfig) -> None:
         run_point(lambda: simulate(config, folder, facts), folder, facts)
         return
     summary = simulate(config, folder, facts)
-    figures = _draw(folder) if config.plots else []
+    figures = _draw(folder) if draws else []
     _print(summary, folder, figures)
 
 
@@ -50,6 +50,3 @@ def _print(summary: dict[str, Any], folder: Path, figures: list[Path]) -> None:
 
     print_run(summary)
     print(f"written to {folder}: summary.json, requests, steps and events as Parquet, {len(figures)} figures")
-
-
-__all__ = ["UserError", "main"]

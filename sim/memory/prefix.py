@@ -116,7 +116,7 @@ class PrefixCache:
                 same.append(block)
 
     def release(self, sequence: Sequence) -> list[int]:
-        """Drops a holder from each block, last of the table first; keyed ones without another queue in this order (rule 2).
+        """Drops a holder from each block, the last first; keyed ones without another queue for eviction so (rule 2).
 
         Returns:
             The blocks left with neither holder nor key, in table order.
@@ -177,9 +177,9 @@ def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
             # Chained ids stand for all tokens before by themselves.
             if hash_block % block_size == 0:
                 per_id = hash_block // block_size
-                return ids[position // per_id], position % per_id
+                return ids[position // per_id], position
             if block_size % hash_block == 0:
-                return ids[end // hash_block - 1], 0
+                return ids[end // hash_block - 1], position
             raise UserError(
                 f"request {request.request_id} knows its prompt by hash ids of {hash_block} tokens, which "
                 f"memory.block_size={block_size} neither divides nor is a multiple of; choose such a size or "

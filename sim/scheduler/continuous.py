@@ -40,7 +40,7 @@ class ContinuousBatching:
             are the same with and without.
 
     Raises:
-        UserError: a number out of range, or a budget below the model limit without chunked prefill.
+        UserError: a number out of range.
     """
 
     def __init__(
@@ -161,14 +161,20 @@ class ContinuousBatching:
         return finished
 
     def explain_stall(self) -> str:
-        """Who waits for what, when nothing can be scheduled."""
-        head = self.waiting.head()
-        occupancy = self.memory.occupancy(head)
+        """Who waits for what, when nobody gains a token any more: whoever was preempted most, or the head."""
+        live = [*self.waiting, *self.running]
+        sequence = max(live, key=attrgetter("preemptions"))  # the head, if nobody ever was
+        occupancy = self.memory.occupancy(sequence)
         free = occupancy.idle + occupancy.cached + occupancy.external
+        if sequence in self.running:
+            where = "runs"
+        else:
+            where = f"waits at the head of {len(self.waiting)}" if sequence is live[0] else "waits"
+        often = f", {sequence.preemptions} times preempted" if sequence.preemptions else ""
         return (
-            f"request {head.request.request_id} waits at the head of {len(self.waiting)} with {head.known} tokens to "
-            f"place; {free} of {self.memory.num_slots} slots are free, the largest run {occupancy.largest_free_run}, "
-            f"and {len(self.running)} requests run"
+            f"request {sequence.request.request_id} {where} with {sequence.known} tokens to place{often}; {free} of "
+            f"{self.memory.num_slots} slots are free, the largest run {occupancy.largest_free_run}, and "
+            f"{len(self.running)} requests run"
         )
 
     def _reason_to_reject(self, sequence: Sequence) -> str | None:

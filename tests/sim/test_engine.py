@@ -217,7 +217,8 @@ def test_a_blocked_queue_ends_the_run_and_says_who_waits_for_what(
     error = error_of(capsys, tmp_path, *trace([(0, 3, 1), (5, 20, 1), (6, 3, 1)]), *pool, *SECONDS)
     assert error == (
         "kvtwin: nothing can be scheduled any more: request 1 waits at the head of 2 with 20 tokens to place; "
-        "16 of 16 slots are free, the largest run 16, and 0 requests run.\n"
+        "16 of 16 slots are free, the largest run 16, and 0 requests run. "
+        "Take a larger pool or scheduler.reject_oversize=true.\n"
     )
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
 

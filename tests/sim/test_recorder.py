@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sim.cli import main
-from sim.tables import Table, whole, write_json, write_text
+from sim.files import whole, write_json, write_text
+from sim.tables import Table
 from workloads.errors import UserError
 
 SECONDS = ["timing=constant", "timing.step_seconds=1"]
