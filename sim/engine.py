@@ -35,22 +35,26 @@ class Arrivals:
 
     Args:
         requests: a stream, sorted by arrival.
+
+    Attributes:
+        next_s: when the next request comes, in seconds; infinity if there is none.
     """
 
     def __init__(self, requests: Iterator[Request]) -> None:
         self._requests = requests
-        self._next = next(requests, None)
-
-    @property
-    def next_s(self) -> float | None:
-        """When the next request comes, in seconds; None if there is none."""
-        return self._next.arrival_s if self._next is not None else None
+        self._next: Request | None = None
+        self.next_s = 0.0
+        self._read()
 
     def until(self, now: float) -> Iterator[Request]:
         """Takes out the requests that have come by `now`."""
-        while self._next is not None and self._next.arrival_s <= now:
-            request, self._next = self._next, next(self._requests, None)
-            yield request
+        while self._next is not None and self.next_s <= now:
+            yield self._next
+            self._read()
+
+    def _read(self) -> None:
+        self._next = next(self._requests, None)
+        self.next_s = self._next.arrival_s if self._next is not None else math.inf
 
 
 class Engine:
@@ -62,7 +66,7 @@ class Engine:
         scheduler: plans the steps.
         timer: says how long each takes.
         recorder: writes them down.
-        report: called with requests ended and simulated seconds after each step.
+        report: called with requests ended and simulated seconds whenever a request has finished.
     """
 
     def __init__(
@@ -91,74 +95,68 @@ class Engine:
         Raises:
             NoProgress: says who waits for what.
         """
-        scheduler, recorder = self.scheduler, self.recorder
+        scheduler, recorder, arrivals = self.scheduler, self.recorder, self.arrivals
         while True:
-            for request in self.arrivals.until(self.now):
-                recorder.arrived(*scheduler.arrive(request))
-            if scheduler.idle:
-                if self.arrivals.next_s is None:
-                    return
-                yield from self._wait_for_arrival()
-                continue
-            plan = scheduler.schedule(self._steps_to_plan())
+            if arrivals.next_s <= self.now:
+                for request in arrivals.until(self.now):
+                    recorder.arrived(*scheduler.arrive(request))
+            due = min(arrivals.next_s, recorder.next_sample_s)
+            plan = scheduler.schedule(self._steps_until(due))
             if plan.work.num_tokens:
-                yield from self._execute(plan)
+                times = list(accumulate(self.timer.durations(plan), initial=self.now))
+                if plan.needs:  # what is due ends the leap at the first boundary between steps at or after it
+                    plan.cut(bisect_left(times, due, 1, plan.repeat))
+                    del times[plan.repeat + 1 :]
+                yield self.env.timeout(times[-1] - self.now)
+                self._execute(plan, times)
             elif plan.preemptions:
-                self._record(plan, [self.now, self.now])
-            elif self.arrivals.next_s is not None:
+                self._execute(plan, [self.now, self.now])
+            elif arrivals.next_s < math.inf:
                 yield from self._wait_for_arrival()
+            elif scheduler.idle:
+                return
             else:
                 raise NoProgress(
                     f"nothing can be scheduled any more: {scheduler.explain_stall()}. Take a larger pool or "
                     "scheduler.reject_oversize=true."
                 )
-            self._check_progress(plan)
-            self._report(recorder.metrics.totals.completed + recorder.metrics.totals.rejected, self.now)
+
+    def _steps_until(self, due: float) -> int:
+        """Steps until the time `due`, if they take as long as the last one did: an estimate to save work."""
+        if not self._last_step_s:
+            return 1
+        steps = (due - self.now) / self._last_step_s + 2
+        return int(steps) if steps < LONGEST_LEAP else LONGEST_LEAP
 
     def _wait_for_arrival(self) -> Generator[simpy.Event, Any, None]:
         arrival = self.arrivals.next_s
-        assert arrival is not None
         if arrival > self.env.now:
             yield self.env.timeout(arrival - self.env.now)
-        if (
-            self.recorder.metrics.first_arrival_s is not None
-        ):  # the time before the first request is not part of the run
+        if self.recorder.metrics.first_arrival_s is not None:  # the run begins with its first request
             waiting = self.scheduler.waiting
             occupancy = self._memory.occupancy(waiting.head() if waiting else None)
             self.recorder.idle(arrival - self.now, occupancy, len(waiting))
         self.now = arrival
 
-    def _steps_to_plan(self) -> int:
-        """Steps until an arrival or a sample is due, if they take as long as the last: an estimate to save work."""
-        due = min(self.arrivals.next_s or math.inf, self.recorder.next_sample_s) - self.now
-        return int(min(due / self._last_step_s + 2, LONGEST_LEAP)) if self._last_step_s else 1
-
-    def _execute(self, plan: StepPlan) -> Generator[simpy.Event, Any, None]:
-        times = list(accumulate(self.timer.durations(plan), initial=self.now))
-        if plan.needs:
-            # An arrival or a sample ends the leap at the first boundary between steps at or after it.
-            due = min(self.arrivals.next_s or math.inf, self.recorder.next_sample_s)
-            plan.cut(bisect_left(times, due, 1, plan.repeat))
-            del times[plan.repeat + 1 :]
-        end = times[-1]
+    def _execute(self, plan: StepPlan, times: list[float]) -> None:
+        """Commits a plan whose time has passed, and writes it down."""
+        scheduler, recorder = self.scheduler, self.recorder
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        occupancy = self._memory.occupancy(scheduler.waiting.head() if waiting else None)
+        self.now = end = times[-1]
         self._last_step_s = end - times[-2]
-        yield self.env.timeout(end - self.now)
-        self._record(plan, times)
-        self.now = end
-        finished = self.scheduler.commit(plan)
-        self.recorder.committed(plan, times)
-        for sequence in finished:
-            self.recorder.finished(sequence, end)
-
-    def _record(self, plan: StepPlan, times: list[float]) -> None:
-        waiting = self.scheduler.waiting
-        occupancy = self._memory.occupancy(waiting.head() if waiting else None)
-        self.recorder.step(plan, times, occupancy, len(self.scheduler.running), len(waiting))
-
-    def _check_progress(self, plan: StepPlan) -> None:
+        finished = scheduler.commit(plan)
+        recorder.executed(plan, times, occupancy, running, waiting)
+        if finished:
+            for sequence in finished:
+                recorder.finished(sequence, end)
+            self._report(recorder.metrics.num_ended, end)
         if plan.work.num_generated:
             self._fruitless_tokens = 0
-            return
+        else:
+            self._check_progress(plan)
+
+    def _check_progress(self, plan: StepPlan) -> None:
         self._fruitless_tokens += max(1, plan.work.num_tokens)
         if self._fruitless_tokens > NO_PROGRESS_POOLS * self._memory.num_slots:
             raise NoProgress(

@@ -7,52 +7,75 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from itertools import repeat
+from operator import sub
 from typing import Any
 
 import numpy as np
 
 from sim.memory.interface import Occupancy
 
+MEAN_NORMALIZED = "mean_normalized_latency_ms"
 PERCENTILES = (50, 90, 95, 99)
 SHARES = Occupancy._fields[:6]  # the largest free run is part of one of them
 USED, RESERVED, INTERNAL, CACHED, EXTERNAL, IDLE = range(len(SHARES))
 
 
-@dataclass(slots=True)
 class Samples:
-    """Values with how often each occurred, for exact percentiles."""
+    """Values, kept for exact percentiles."""
 
-    values: array[float] = field(default_factory=lambda: array("d"))
-    counts: array[int] = field(default_factory=lambda: array("q"))
+    def __init__(self) -> None:
+        self.values = array("d")
 
-    def add(self, value: float, count: int = 1) -> None:
-        """Counts `value` so many times more."""
+    def add(self, value: float) -> None:
+        """One value more."""
         self.values.append(value)
-        self.counts.append(count)
 
-    def add_each(self, values: list[float], count: int) -> None:
-        """Counts each of `values` so many times more."""
-        self.values.extend(values)
-        self.counts.extend(repeat(count, len(values)))
-
-    def statistics(self, name: str, scale: float) -> dict[str, float | None]:
-        """Mean, median, standard deviation and percentiles under `vllm bench serve`'s keys, None without samples.
+    def statistics(self, name: str) -> dict[str, float | None]:
+        """Mean, median, standard deviation and percentiles in milliseconds, None without values.
 
         Args:
-            name: such as `ttft`; the keys are `mean_ttft_ms` …
-            scale: what the values are multiplied by, 1000 for milliseconds.
+            name: such as `ttft`; the keys are those of `vllm bench serve`: `mean_ttft_ms` …
         """
         keys = [f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
         if not self.values:
             return dict.fromkeys(keys, None)
-        values, counts = np.asarray(self.values) * scale, np.asarray(self.counts)
+        values, counts = np.asarray(self.values) * 1000.0, self._counts()
         mean = float(np.average(values, weights=counts))
         std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
         order = np.argsort(values, kind="stable")
         values, upto = values[order], np.cumsum(counts[order])
         quantiles = [_quantile(values, upto, p / 100) for p in (50, *PERCENTILES)]
         return dict(zip(keys, (mean, quantiles[0], std, *quantiles[1:]), strict=True))
+
+    def _counts(self) -> np.ndarray:
+        return np.ones(len(self.values), dtype=np.int64)
+
+
+class Intervals(Samples):
+    """Times between tokens: many sequences share one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs = array("q")  # how many values in a row
+        self._counted = array("q")  # … count how often each
+
+    def add(self, value: float) -> None:
+        """The interval of one sequence."""
+        self.values.append(value)
+        self._runs.append(1)
+        self._counted.append(1)
+
+    def add_intervals(self, times: list[float], count: int) -> None:
+        """The intervals between all of `times`, for `count` sequences."""
+        if len(times) == 2:
+            self.values.append(times[1] - times[0])
+        else:
+            self.values.extend(map(sub, times[1:], times))
+        self._runs.append(len(times) - 1)
+        self._counted.append(count)
+
+    def _counts(self) -> np.ndarray:
+        return np.repeat(np.asarray(self._counted), np.asarray(self._runs))
 
 
 def _quantile(values: np.ndarray, upto: np.ndarray, q: float) -> float:
@@ -150,11 +173,16 @@ class Metrics:
     saturated: TimeAverage = field(default_factory=TimeAverage)  # while at least one request waits
     ttft: Samples = field(default_factory=Samples)
     tpot: Samples = field(default_factory=Samples)
-    itl: Samples = field(default_factory=Samples)
+    itl: Intervals = field(default_factory=Intervals)
     e2el: Samples = field(default_factory=Samples)
     normalized: Samples = field(default_factory=Samples)
     first_arrival_s: float | None = None
     last_finish_s: float = 0.0
+
+    @property
+    def num_ended(self) -> int:
+        """Requests that have finished or were rejected."""
+        return self.totals.completed + self.totals.rejected
 
     def stretch(self, seconds: float, occupancy: Occupancy, running: int, waiting: int) -> None:
         """Time that has passed with the pool and the queues as given."""
@@ -180,7 +208,7 @@ class Metrics:
 
         latencies: dict[str, float | None] = {}
         for name in ("ttft", "tpot", "itl", "e2el"):
-            latencies |= getattr(self, name).statistics(name, 1000.0)
+            latencies |= getattr(self, name).statistics(name)
         return {
             "completed": totals.completed,
             "failed": totals.rejected,
@@ -192,7 +220,7 @@ class Metrics:
             "output_throughput": rate(totals.output_tokens),
             "total_token_throughput": rate(totals.input_tokens + totals.output_tokens),
             **latencies,
-            "mean_normalized_latency_ms": self.normalized.statistics("", 1000.0)["mean__ms"],
+            MEAN_NORMALIZED: self.normalized.statistics("normalized_latency")[MEAN_NORMALIZED],
             "steps": totals.steps,
             "scheduled_tokens": totals.scheduled_tokens,
             "preemptions": totals.preemptions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sim.sequence import Sequence
@@ -74,11 +74,10 @@ class Take(NamedTuple):
     evicted: int
 
 
-@dataclass(slots=True)
 class StepPlan:
     """One step, or `repeat` decode steps that differ in nothing but lengths and in the blocks that fall due.
 
-    Args:
+    Attributes:
         batch: sequences planned one by one, each with the tokens it computes, in the order in which the batch was
             filled. Its block table is in `sequence.blocks`; its tokens are the last of its computed ones.
         steady: how many further sequences compute one token each. They are those that decode in every step, and are
@@ -88,21 +87,38 @@ class StepPlan:
         hits: prefix-cache hit in tokens of each admitted or resumed sequence, admission by admission.
         preemptions: in the order in which they happened.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
+        gained: sequences of the batch that have gained a token; known once the plan is committed.
         needs: blocks that fall due in each step after the first; one entry each.
         takes: those blocks as they were taken; known once the plan is committed.
         work: the sums that a timer prices, of the first step.
     """
 
-    batch: list[tuple[Sequence, int]] = field(default_factory=list)
-    steady: int = 0
-    admitted: list[Sequence] = field(default_factory=list)
-    resumed: list[Sequence] = field(default_factory=list)
-    hits: list[tuple[Sequence, int]] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-    woken: list[Sequence] = field(default_factory=list)
-    needs: list[int] = field(default_factory=list)
-    takes: list[Take] = field(default_factory=list)
-    work: StepWork = field(default_factory=StepWork)
+    __slots__ = (
+        "admitted",
+        "batch",
+        "gained",
+        "hits",
+        "needs",
+        "preemptions",
+        "resumed",
+        "steady",
+        "takes",
+        "woken",
+        "work",
+    )
+
+    def __init__(self) -> None:
+        self.batch: list[tuple[Sequence, int]] = []
+        self.steady = 0
+        self.admitted: list[Sequence] = []
+        self.resumed: list[Sequence] = []
+        self.hits: list[tuple[Sequence, int]] = []
+        self.preemptions: list[Preemption] = []
+        self.woken: list[Sequence] = []
+        self.gained: list[Sequence] = []
+        self.needs: list[int] = []
+        self.takes: list[Take] = []
+        self.work = StepWork()
 
     @property
     def repeat(self) -> int:

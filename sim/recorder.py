@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,16 +111,18 @@ class Recorder:
         folder: where the files go; made if it is not there.
         num_slots: slots in the pool.
         record: which rows to keep.
+
+    Attributes:
+        next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
     """
 
     def __init__(self, folder: Path, num_slots: int, record: Record = EVERYTHING) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
-        self._all_steps = record.steps == "all"
+        self.next_sample_s = 0.0 if record.steps == "sampled" else math.inf
+        self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
         self._sample_interval_s = record.sample_interval_s
-        self._next_sample_s = 0.0 if record.steps == "sampled" else math.inf
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
-        self._waiting = 0
         self._tables: list[Table] = []
         self._requests = self._open("requests", REQUESTS)
         self._steps = self._open("steps", STEPS)
@@ -142,13 +143,8 @@ class Recorder:
         """Time has passed in which nothing ran."""
         self.metrics.stretch(seconds, occupancy, 0, waiting)
 
-    @property
-    def next_sample_s(self) -> float:
-        """When the next row of the steps table is due; infinity if every plan gives one, or none does."""
-        return self._next_sample_s
-
-    def step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
-        """A plan has been executed but not yet committed.
+    def executed(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
+        """A plan has been executed and committed.
 
         Args:
             plan: what it did.
@@ -158,38 +154,20 @@ class Recorder:
             waiting: length of the waiting queue meanwhile.
         """
         metrics, totals = self.metrics, self.metrics.totals
-        start, end = times[0], times[-1]
+        start, end, repeat = times[0], times[-1], len(times) - 1
         metrics.stretch(end - start, occupancy, running, waiting)
-        for sequence in plan.woken:
-            sequence.last_token_s = start
-        for sequence in plan.admitted:
-            sequence.first_scheduled_s = start
-            totals.prefix_queried_tokens += sequence.known
-            totals.prefix_hit_tokens += sequence.hit_tokens or 0
-        for preemption in plan.preemptions:
-            self._preempted(preemption, start)
-        self._token_times(plan, times)
-        if self._all_steps or start >= self._next_sample_s:
-            self._add_step(plan, start, end, occupancy, running, waiting)
-        self._waiting = waiting
-        totals.scheduled_tokens += plan.work.num_tokens * plan.repeat
-        totals.steps += plan.repeat
-
-    def committed(self, plan: StepPlan, times: list[float]) -> None:
-        """The plan given to `step` is committed: what changed in the pool between its steps is known now."""
-        if not plan.needs:
-            return
-        move, waiting, end = self.metrics.move, self._waiting, times[-1]
-        # In each further step every sequence fills one slot that it had in reserve.
-        left = sum(end - start for start in times[1:-1])
-        move(RESERVED, USED, plan.steady * left, waiting)
-        for take in plan.takes:
-            left = end - times[take.step]
-            move(IDLE, RESERVED, (take.slots - take.evicted) * left, waiting)
-            if take.evicted:
-                move(CACHED, RESERVED, take.evicted * left, waiting)
-            if take.internal:
-                move(RESERVED, INTERNAL, take.internal * left, waiting)
+        if plan.steady:  # they had their last token at the end of the step before
+            metrics.itl.add_intervals(times, plan.steady)
+        if repeat > 1:
+            self._within_leap(plan, times, waiting)
+        if plan.woken or plan.preemptions:
+            self._disturbed(plan, start)
+        if plan.batch:
+            self._one_by_one(plan, start, end)
+        if start >= self._next_row_s:
+            self._add_step(plan, times, occupancy, running, waiting)
+        totals.scheduled_tokens += plan.work.num_tokens * repeat
+        totals.steps += repeat
 
     def finished(self, sequence: Sequence, now: float) -> None:
         """A request has got its last token."""
@@ -237,19 +215,40 @@ class Recorder:
         self._tables.append(table)
         return table
 
-    def _token_times(self, plan: StepPlan, times: list[float]) -> None:
-        """Notes when each sequence got its tokens. The steady ones had their last at the end of the step before."""
-        itl = self.metrics.itl
-        end = times[-1]
-        if plan.steady:
-            itl.add_each([after - before for before, after in pairwise(times)], plan.steady)
-        for sequence, _ in plan.batch:
-            if sequence.computed == sequence.known:
-                if sequence.last_token_s is None:
-                    sequence.first_token_s = end
-                else:
-                    itl.add(end - sequence.last_token_s)
-                sequence.last_token_s = end
+    def _within_leap(self, plan: StepPlan, times: list[float], waiting: int) -> None:
+        """What changed in the pool between the steps of a plan, weighted by the time that was left of it then."""
+        move, end = self.metrics.move, times[-1]
+        # In each further step every sequence fills one slot that it had in reserve.
+        left = end * (len(times) - 2) - sum(times[1:-1])
+        move(RESERVED, USED, plan.steady * left, waiting)
+        for take in plan.takes:
+            left = end - times[take.step]
+            move(IDLE, RESERVED, (take.slots - take.evicted) * left, waiting)
+            if take.evicted:
+                move(CACHED, RESERVED, take.evicted * left, waiting)
+            if take.internal:
+                move(RESERVED, INTERNAL, take.internal * left, waiting)
+
+    def _disturbed(self, plan: StepPlan, start: float) -> None:
+        """Sequences that decoded in every step so far, and those that lost their blocks."""
+        for sequence in plan.woken:
+            sequence.last_token_s = start
+        for preemption in plan.preemptions:
+            self._preempted(preemption, start)
+
+    def _one_by_one(self, plan: StepPlan, start: float, end: float) -> None:
+        """Admissions, and the tokens of sequences that were planned one by one."""
+        totals, itl = self.metrics.totals, self.metrics.itl
+        for sequence in plan.admitted:
+            sequence.first_scheduled_s = start
+            totals.prefix_queried_tokens += sequence.request.prompt_tokens
+            totals.prefix_hit_tokens += sequence.hit_tokens or 0
+        for sequence in plan.gained:
+            if sequence.last_token_s is None:
+                sequence.first_token_s = end
+            else:
+                itl.add(end - sequence.last_token_s)
+            sequence.last_token_s = end
 
     def _preempted(self, preemption: Preemption, now: float) -> None:
         totals = self.metrics.totals
@@ -260,16 +259,14 @@ class Recorder:
         row = (now, totals.steps, "preemption", victim, cause, because, preemption.blocks, preemption.tokens)
         self._events.add(row)
 
-    def _add_step(
-        self, plan: StepPlan, start: float, end: float, occupancy: Occupancy, running: int, waiting: int
-    ) -> None:
-        work = plan.work
+    def _add_step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
+        work, start = plan.work, times[0]
         self._steps.add(
             (
                 self.metrics.totals.steps,
-                plan.repeat,
+                len(times) - 1,
                 start,
-                end - start,
+                times[-1] - start,
                 work.num_tokens,
                 work.num_sequences,
                 running,
@@ -278,9 +275,9 @@ class Recorder:
                 *occupancy,
             )
         )
-        if not self._all_steps:
+        if self._next_row_s > -math.inf:
             periods = math.floor(start / self._sample_interval_s) + 1
-            self._next_sample_s = periods * self._sample_interval_s
+            self._next_row_s = self.next_sample_s = periods * self._sample_interval_s
 
     def _add_request(self, sequence: Sequence, status: str, reason: str | None, finish_s: float | None) -> None:
         request = sequence.request

@@ -133,11 +133,11 @@ class PagedMemory:
 
     def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
         """One block each from the front of the free list."""
-        blocks, size, internal = self._take(len(sequences)), self.block_size, 0
+        free, size, internal = self._free, self.block_size, 0
         filling = []
-        for sequence, block in zip(sequences, blocks, strict=True):
+        for sequence in sequences:
             table = sequence.blocks
-            table.append(block)  # type: ignore[attr-defined]
+            table.append(free.pop() if free else self._take(1)[0])  # type: ignore[attr-defined]
             beyond = len(table) * size - sequence.final + 1
             if beyond > 0:
                 internal += beyond

@@ -13,7 +13,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from sim.memory.interface import KVMemory
-from sim.plan import Preemption, StepPlan, StepWork
+from sim.plan import Preemption, StepPlan
 from sim.scheduler.queues import QueuePolicy
 from sim.scheduler.steady import SteadyDecodes
 from sim.sequence import Sequence
@@ -105,20 +105,23 @@ class ContinuousBatching:
 
         The plan's batch is empty, and nobody is steady, if nothing could be scheduled.
         """
-        plan = StepPlan()
-        cap = self._cap_of_this_step()
-        if not self._steady_can_go_on(cap):
-            plan.woken = self._steady.dissolve(self.running)
-            self._others = self.running.copy()
-        plan.steady = self._steady.count
-        if plan.steady:
-            self._steady.schedule()
-        budget = self._schedule_others(plan, cap, self._budget - plan.steady)
-        if not plan.preemptions:  # rule 12
+        plan, steady, cap = StepPlan(), self._steady, self._cap_of_this_step()
+        budget = self._budget
+        if steady.count:
+            if self._steady_can_go_on(cap):
+                plan.steady = steady.count
+                budget -= steady.count
+                steady.schedule()
+            else:
+                plan.woken = steady.dissolve(self.running)
+                self._others = self.running.copy()
+        if self._others:
+            budget = self._schedule_others(plan, cap, budget)
+        if self.waiting and not plan.preemptions:  # rule 12
             self._schedule_waiting(plan, cap, budget)
-        if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and self._steady.tellers):
-            plan.needs = self._steady.leap(max_steps - 1)
-        plan.work = self._work(plan)
+        if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
+            plan.needs = steady.leap(max_steps - 1)
+        self._sum_up(plan)
         return plan
 
     def full_batch(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
@@ -145,9 +148,11 @@ class ContinuousBatching:
             finished = self._steady.commit()
         num_steady = len(finished)
         for sequence, _ in plan.batch:
-            if sequence.computed == sequence.known:
-                sequence.known += 1
-                if sequence.known == sequence.final:
+            known = sequence.known
+            if sequence.computed == known:
+                plan.gained.append(sequence)
+                sequence.known = known + 1
+                if known + 1 == sequence.final:
                     finished.append(sequence)
                 elif self._leap:
                     del self._others[sequence]
@@ -199,11 +204,9 @@ class ContinuousBatching:
         They come first if the others were all admitted after them; then what the others get does not depend on them.
         """
         steady = self._steady
-        if not steady.count:
-            return True
         if steady.count > self._budget:
             return False
-        need = len(steady.due())
+        need = steady.due()
         if self._others:
             if next(iter(self._others)).order < steady.last_order:
                 return False
@@ -271,15 +274,13 @@ class ContinuousBatching:
                 sequence.hit_tokens = hit_tokens
             plan.batch.append((sequence, tokens))
 
-    def _work(self, plan: StepPlan) -> StepWork:
-        steady, count = self._steady, plan.steady
-        work = StepWork(
-            num_sequences=count + len(plan.batch),
-            decode_sequences=count,
-            decode_context=steady.context,
-            decode_blocks=steady.entries,
-            num_generated=count,
-        )
+    def _sum_up(self, plan: StepPlan) -> None:
+        work, steady, count = plan.work, self._steady, plan.steady
+        work.num_tokens = work.num_sequences = work.decode_sequences = work.num_generated = count
+        work.decode_context, work.decode_blocks = steady.context, steady.entries
+        if not plan.batch:
+            return
+        work.num_sequences += len(plan.batch)
         for sequence, tokens in plan.batch:
             context = sequence.computed
             work.num_generated += context == sequence.known
@@ -292,4 +293,3 @@ class ContinuousBatching:
                 work.prefill_context += context
                 work.prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
         work.num_tokens = work.decode_sequences + work.prefill_tokens
-        return work

@@ -37,54 +37,40 @@ class QueuePolicy(Protocol):
         """The running sequence to preempt; `running` is in order of admission."""
 
 
-class Fcfs:
+class Fcfs(deque[Sequence]):
     """First come, first served; the last of the running queue goes first (rules 9, 11, 15)."""
 
+    arrive = deque.append
+    return_preempted = deque.appendleft
+    pop = deque.popleft
+
     def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._queue)
+        super().__init__()
 
     def head(self) -> Sequence:
-        return self._queue[0]
-
-    def pop(self) -> Sequence:
-        return self._queue.popleft()
-
-    def arrive(self, sequence: Sequence) -> None:
-        self._queue.append(sequence)
-
-    def return_preempted(self, sequence: Sequence) -> None:
-        self._queue.appendleft(sequence)
+        return self[0]
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
         return next(reversed(running))
 
 
-class Priority:
-    """Smaller priority first, then earlier arrival; the worst running sequence by that order goes (rules 9, 15)."""
+class Priority(list[Sequence]):
+    """Smaller priority first, then earlier arrival; the worst running sequence by that order goes (rules 9, 15).
+
+    The list holds the worst first, so that the head is taken from its end.
+    """
 
     def __init__(self) -> None:
-        self._queue: list[Sequence] = []  # worst first, so that the head is taken from the end
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        super().__init__()
 
     def __iter__(self) -> Iterator[Sequence]:
-        return reversed(self._queue)
+        return reversed(self)
 
     def head(self) -> Sequence:
-        return self._queue[-1]
-
-    def pop(self) -> Sequence:
-        return self._queue.pop()
+        return self[-1]
 
     def arrive(self, sequence: Sequence) -> None:
-        bisect.insort(self._queue, sequence, key=lambda other: tuple(-part for part in _rank(other)))
+        bisect.insort(self, sequence, key=lambda other: tuple(-part for part in _rank(other)))
 
     return_preempted = arrive
 

@@ -72,57 +72,62 @@ class SteadyDecodes:
         self._finishing.clear()
         return gone
 
-    def due(self) -> list[Sequence]:
-        """Who needs a block in the next step, in running order."""
+    def due(self) -> int:
+        """How many need a block in the next step."""
         tick = self._clock.scheduled + 1
         bucket = self._due.get(tick)
-        if not bucket:
-            return []
+        if bucket is None:
+            return 0
         # Someone who finished in the last step may stand here for the block it completed then.
         bucket = [sequence for sequence in bucket if sequence.clock is self._clock]
-        bucket.sort(key=_order)
-        self._due[tick] = bucket
-        return bucket
+        if bucket:
+            self._due[tick] = bucket
+        else:
+            del self._due[tick]
+        return len(bucket)
 
     def schedule(self) -> None:
         """One step: everyone computes a token; there is a free block for each that needs one."""
         self._clock.scheduled = tick = self._clock.scheduled + 1
-        self._fill(tick)
+        if tick in self._due:
+            self._extend(tick)
+        if tick + 1 in self._due:
+            self._memory.complete(self._due[tick + 1])
         self.context += self.count
         self._memory.store(self.count)
 
     def go_on(self, needs: list[int]) -> list[Take]:
         """Further steps, one for each of the `needs` that `leap` foresaw."""
-        memory, steps, start = self._memory, len(needs), self._clock.scheduled
-        size = memory.block_size
+        memory, due, start = self._memory, self._due, self._clock.scheduled
         takes = []
         for step, need in enumerate(needs, 1):
+            tick = start + step
             if need:
                 before = memory.num_cached_blocks
-                internal = self._fill(start + step)
-                takes.append(Take(step, need * size, internal, (before - memory.num_cached_blocks) * size))
-            elif start + step + 1 in self._due:
-                memory.complete(self._due[start + step + 1])
+                internal = self._extend(tick)
+                slots, evicted = need * memory.block_size, (before - memory.num_cached_blocks) * memory.block_size
+                takes.append(Take(step, slots, internal, evicted))
+            if tick + 1 in due:
+                memory.complete(due[tick + 1])
+        steps = len(needs)
         self._clock.scheduled = start + steps
         self.context += steps * self.count
         memory.store(steps * self.count)
         return takes
 
-    def _fill(self, tick: int) -> int:
-        """Gives blocks to those who need one at `tick`, and takes note of the blocks that its tokens fill.
+    def _extend(self, tick: int) -> int:
+        """Gives blocks to those who need one at `tick`.
 
         Returns:
             Slots among the new blocks that their sequence will never fill.
         """
-        due, internal, memory = self._due.pop(tick, None), 0, self._memory
-        if due:
-            if len(due) > 1:
-                due.sort(key=_order)
-            self.entries += len(due)
-            filling, internal = memory.extend(due)
-            self._fall_due(tick + memory.block_size, filling)
-        if tick + 1 in self._due:
-            memory.complete(self._due[tick + 1])
+        due = self._due.pop(tick)
+        if len(due) > 1:
+            due.sort(key=_order)
+        self.entries += len(due)
+        filling, internal = self._memory.extend(due)
+        if filling:
+            self._fall_due(tick + self._memory.block_size, filling)
         return internal
 
     def leap(self, max_steps: int) -> list[int]:
@@ -134,25 +139,25 @@ class SteadyDecodes:
         Returns:
             Blocks that each further step needs: fewer entries where a sequence finishes or the pool runs dry.
         """
-        tick, due = self._clock.scheduled, self._due
+        tick, due, size = self._clock.scheduled, self._due, self._memory.block_size
         free = self._memory.num_free_blocks
         needs: list[int] = []
-        for later in range(tick + 1, min(tick + max_steps, self._finishing[0][0]) + 1):
-            bucket = due.get(later)
+        for step in range(min(max_steps, self._finishing[0][0] - tick)):
+            bucket = due.get(tick + 1 + step)
             need = len(bucket) if bucket else 0
-            # Those that will have taken a block after this look ahead fall due again one block later.
-            if later - tick > self._memory.block_size:
-                need += needs[later - tick - 1 - self._memory.block_size]
-            free -= need
-            if free < 0:
-                break
+            if step >= size:  # those that will have taken a block after this look ahead fall due again
+                need += needs[step - size]
+            if need:
+                free -= need
+                if free < 0:
+                    break
             needs.append(need)
         return needs
 
     def _fall_due(self, tick: int, sequences: list[Sequence]) -> None:
         if tick in self._due:
             self._due[tick] += sequences
-        elif sequences:
+        else:
             self._due[tick] = sequences
 
     def commit(self) -> list[Sequence]:

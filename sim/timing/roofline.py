@@ -28,6 +28,7 @@ what the efficiencies stand for. Weights in fewer bits save traffic but compute 
 from __future__ import annotations
 
 import math
+from itertools import accumulate, count
 
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import BITS, ModelSpec, kv_bytes_per_layer, kv_heads_per_rank, layer_weight_bytes, stages
@@ -155,13 +156,11 @@ class Roofline(WorkTimer):
         if not plan.needs:
             return [self.seconds(work)]
         rest, attention = self._all_but_attention(work), self._decode_attention
-        sequences, context, blocks = work.decode_sequences, work.decode_context, work.decode_blocks
-        durations = [rest + attention(sequences, context, blocks)]
-        for need in plan.needs:
-            context += sequences
-            blocks += need
-            durations.append(rest + attention(sequences, context, blocks))
-        return durations
+        sequences = work.decode_sequences
+        contexts, blocks = count(work.decode_context, sequences), accumulate(plan.needs, initial=work.decode_blocks)
+        return [
+            rest + attention(sequences, context, entries) for context, entries in zip(contexts, blocks, strict=False)
+        ]
 
     def _all_but_attention(self, work: StepWork) -> float:
         tokens = work.num_tokens
