@@ -5,92 +5,15 @@ Names and units are those of `vllm bench serve` where it has the figure. Average
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
-from operator import sub
 from typing import Any
 
-import numpy as np
-
 from sim.memory.interface import Occupancy
+from sim.samples import Intervals, Samples
 
 MEAN_NORMALIZED = "mean_normalized_latency_ms"
-PERCENTILES = (50, 90, 95, 99)
 SHARES = Occupancy._fields[:6]  # the largest free run is part of one of them
 USED, RESERVED, INTERNAL, CACHED, EXTERNAL, IDLE = range(len(SHARES))
-
-
-class Samples:
-    """Values, kept for exact percentiles."""
-
-    def __init__(self) -> None:
-        self.values = array("d")
-
-    def add(self, value: float) -> None:
-        """One value more."""
-        self.values.append(value)
-
-    def statistics(self, name: str) -> dict[str, float | None]:
-        """Mean, median, standard deviation and percentiles in milliseconds, None without values.
-
-        Args:
-            name: such as `ttft`; the keys are those of `vllm bench serve`: `mean_ttft_ms` …
-        """
-        keys = [f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
-        if not self.values:
-            return dict.fromkeys(keys, None)
-        values, counts = np.asarray(self.values) * 1000.0, self._counts()
-        mean = float(np.average(values, weights=counts))
-        std = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
-        order = np.argsort(values, kind="stable")
-        values, upto = values[order], np.cumsum(counts[order])
-        quantiles = [_quantile(values, upto, p / 100) for p in (50, *PERCENTILES)]
-        return dict(zip(keys, (mean, quantiles[0], std, *quantiles[1:]), strict=True))
-
-    def _counts(self) -> np.ndarray:
-        return np.ones(len(self.values), dtype=np.int64)
-
-
-class Intervals(Samples):
-    """Times between tokens: many sequences share one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._runs = array("q")  # how many values in a row
-        self._counted = array("q")  # … count how often each
-
-    def add(self, value: float) -> None:
-        """The interval of one sequence."""
-        self.values.append(value)
-        self._runs.append(1)
-        self._counted.append(1)
-
-    def add_intervals(self, times: list[float], count: int) -> None:
-        """The intervals between all of `times`, for `count` sequences."""
-        if len(times) == 2:
-            self.values.append(times[1] - times[0])
-        else:
-            self.values.extend(map(sub, times[1:], times))
-        self._runs.append(len(times) - 1)
-        self._counted.append(count)
-
-    def _counts(self) -> np.ndarray:
-        return np.repeat(np.asarray(self._counted), np.asarray(self._runs))
-
-
-def _quantile(values: np.ndarray, upto: np.ndarray, q: float) -> float:
-    """Linear interpolation between order statistics, as `numpy.percentile` does it, over values with counts.
-
-    Args:
-        values: shape (n,), ascending.
-        upto: shape (n,), how many samples there are up to and including each value.
-        q: from 0 to 1.
-    """
-    position = q * (int(upto[-1]) - 1)
-    below = int(position)
-    low = values[np.searchsorted(upto, below, side="right")]
-    high = values[np.searchsorted(upto, min(below + 1, int(upto[-1]) - 1), side="right")]
-    return float(low + (high - low) * (position - below))
 
 
 @dataclass(slots=True)
@@ -221,6 +144,9 @@ class Metrics:
             "total_token_throughput": rate(totals.input_tokens + totals.output_tokens),
             **latencies,
             MEAN_NORMALIZED: self.normalized.statistics("normalized_latency")[MEAN_NORMALIZED],
+            "largest_percentile_error": max(
+                samples.largest_error for samples in (self.ttft, self.tpot, self.itl, self.e2el)
+            ),
             "steps": totals.steps,
             "scheduled_tokens": totals.scheduled_tokens,
             "preemptions": totals.preemptions,

@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from sim.metrics import Samples
 
 PERCENTILES = (50, 90, 95, 99)
 NAMES = ("used", "reserved", "internal", "cached", "external", "idle")
@@ -138,33 +134,6 @@ def test_the_keys_are_those_of_vllm_bench_serve(preempted: Path) -> None:
     for name in ("ttft", "tpot", "itl", "e2el"):
         keys |= {f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))}
     assert keys - summary_of(preempted).keys() == set()
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1e4), st.integers(1, 50)), min_size=1, max_size=30),
-    st.sampled_from([1.0, 1000.0]),
-)
-def test_statistics_with_counts_are_numpys_of_the_list_written_out(
-    values: list[tuple[float, int]], scale: float
-) -> None:
-    samples = Samples()
-    for value, count in values:
-        samples.add(value, count)
-    expanded = np.repeat([value for value, _ in values], [count for _, count in values]) * scale
-    got = samples.statistics("x", scale)
-    close: dict[str, Any] = {
-        "rel": 1e-9,
-        "abs": 1e-6 * scale,
-    }  # a deviation of equal values is the rounding of their mean
-    assert got["mean_x_ms"] == pytest.approx(expanded.mean(), **close)
-    assert got["std_x_ms"] == pytest.approx(expanded.std(ddof=0), **close)
-    assert got["median_x_ms"] == pytest.approx(np.median(expanded), **close)
-    for p in PERCENTILES:
-        assert got[f"p{p}_x_ms"] == pytest.approx(np.percentile(expanded, p), **close)
-
-
-def test_no_samples_have_no_statistics() -> None:
-    assert set(Samples().statistics("x", 1000.0).values()) == {None}
 
 
 def test_latencies_of_the_summary_can_be_had_from_the_requests(simulate: Callable[..., Path]) -> None:

@@ -1,0 +1,137 @@
+"""Samples of a latency: exact statistics of a few million values, close ones of any number, in bounded memory.
+
+Beyond `EXACT` values they are folded into bins: a float64's exponent and the first 12 bits of its fraction, so that a
+percentile is off by at most one part in 8192. Mean and standard deviation use every value as it is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from operator import sub
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILES = (50, 90, 95, 99)
+EXACT = 2_000_000  # values kept as they are
+_DROPPED_BITS = 40  # of the 52 bits of a float64's fraction
+LARGEST_ERROR = 2.0 ** (_DROPPED_BITS - 53)  # of a folded value, relative
+
+_Values = NDArray[np.float64]
+_Counts = NDArray[np.int64]
+
+
+class Samples:
+    """Values above 0, each counted once."""
+
+    def __init__(self) -> None:
+        self.values = array("d")
+        self._bins: dict[int, int] = {}
+        self._count = 0  # of the folded values, as are the two sums
+        self._sum = 0.0
+        self._sum_of_squares = 0.0
+
+    def add(self, value: float) -> None:
+        """One value more."""
+        self.values.append(value)
+        if len(self.values) >= EXACT:
+            self._fold()
+
+    @property
+    def largest_error(self) -> float:
+        """By how much a percentile may be off, relative: 0 until there are too many values to keep."""
+        return LARGEST_ERROR if self._bins else 0.0
+
+    def statistics(self, name: str) -> dict[str, float | None]:
+        """Mean, median, standard deviation and percentiles in milliseconds, None without values.
+
+        Args:
+            name: such as `ttft`; the keys are those of `vllm bench serve`: `mean_ttft_ms` …
+        """
+        keys = [f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
+        if not self.values and not self._bins:
+            return dict.fromkeys(keys, None)
+        values, counts = np.asarray(self.values), self._counts()
+        count = self._count + int(counts.sum())
+        mean = (self._sum + float(np.dot(values, counts))) / count
+        if self._bins:
+            squares = self._sum_of_squares + float(np.dot(values**2, counts))
+            variance = max(0.0, squares / count - mean**2)
+            self._fold()
+            values, counts = self._folded()
+        else:
+            variance = float(np.average((values - mean) ** 2, weights=counts))
+        order = np.argsort(values, kind="stable")
+        values, upto = values[order], np.cumsum(counts[order])
+        quantiles = [_quantile(values, upto, p / 100) for p in (50, *PERCENTILES)]
+        figures = (mean, quantiles[0], variance**0.5, *quantiles[1:])
+        return dict(zip(keys, (1000 * figure for figure in figures), strict=True))
+
+    def _counts(self) -> _Counts:
+        return np.ones(len(self.values), dtype=np.int64)
+
+    def _fold(self) -> None:
+        """Moves the values kept so far into bins."""
+        values, counts = np.asarray(self.values), self._counts()
+        self._count += int(counts.sum())
+        self._sum += float(np.dot(values, counts))
+        self._sum_of_squares += float(np.dot(values**2, counts))
+        bins, index = np.unique(values.view(np.int64) >> _DROPPED_BITS, return_inverse=True)
+        totals = np.bincount(index, weights=counts).astype(np.int64)
+        for bin_, total in zip(bins.tolist(), totals.tolist(), strict=True):
+            self._bins[bin_] = self._bins.get(bin_, 0) + total
+        self.values = array("d")
+
+    def _folded(self) -> tuple[_Values, _Counts]:
+        """The middle of each bin, and how many values it holds."""
+        bins = np.fromiter(self._bins, dtype=np.int64)
+        middles = ((bins << _DROPPED_BITS) + (1 << (_DROPPED_BITS - 1))).view(np.float64)
+        return middles, np.fromiter(self._bins.values(), dtype=np.int64)
+
+
+class Intervals(Samples):
+    """Times between tokens: many sequences share one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runs = array("q")  # how many values in a row
+        self._counted = array("q")  # … count how often each
+
+    def add(self, value: float) -> None:
+        """The interval of one sequence."""
+        self._runs.append(1)
+        self._counted.append(1)
+        super().add(value)
+
+    def add_intervals(self, times: list[float], count: int) -> None:
+        """The intervals between all of `times`, for `count` sequences."""
+        self._runs.append(len(times) - 1)
+        self._counted.append(count)
+        if len(times) == 2:
+            self.values.append(times[1] - times[0])
+        else:
+            self.values.extend(map(sub, times[1:], times))
+        if len(self.values) >= EXACT:
+            self._fold()
+
+    def _counts(self) -> _Counts:
+        return np.repeat(np.asarray(self._counted), np.asarray(self._runs))
+
+    def _fold(self) -> None:
+        super()._fold()
+        self._runs, self._counted = array("q"), array("q")
+
+
+def _quantile(values: _Values, upto: _Counts, q: float) -> float:
+    """Linear interpolation between order statistics, as `numpy.percentile` does it, over values with counts.
+
+    Args:
+        values: shape (n,), ascending.
+        upto: shape (n,), how many samples there are up to and including each value.
+        q: from 0 to 1.
+    """
+    position = q * (int(upto[-1]) - 1)
+    below = int(position)
+    low = values[np.searchsorted(upto, below, side="right")]
+    high = values[np.searchsorted(upto, min(below + 1, int(upto[-1]) - 1), side="right")]
+    return float(low + (high - low) * (position - below))
