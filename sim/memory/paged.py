@@ -133,11 +133,12 @@ class PagedMemory:
 
     def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
         """One block each from the front of the free list."""
-        free, size, internal = self._free, self.block_size, 0
+        size, internal = self.block_size, 0
         filling = []
+        blocks = self._free if len(self._free) >= len(sequences) else self._take(len(sequences))[::-1]
         for sequence in sequences:
             table = sequence.blocks
-            table.append(free.pop() if free else self._take(1)[0])  # type: ignore[attr-defined]
+            table.append(blocks.pop())  # type: ignore[attr-defined]
             beyond = len(table) * size - sequence.final + 1
             if beyond > 0:
                 internal += beyond

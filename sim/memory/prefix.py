@@ -32,6 +32,7 @@ class PrefixCache:
         self._key_of: dict[int, Hashable] = {}
         # A key's blocks in the order of registration. Nearly always there is just one, and it stands there bare.
         self._blocks_of: dict[Hashable, int | list[int]] = {}
+        self._shared_keys: set[Hashable] = set()  # the others
         self._evictable: set[int] = set()  # keyed blocks without a holder
         self._queue: deque[int] = deque()  # the same, next to go first, among entries that are out of date:
         self._outdated: dict[int, int] = {}  # how many entries of a block, the first ones, are
@@ -80,20 +81,32 @@ class PrefixCache:
 
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
-        evicted: list[int] = []
-        while len(evicted) < count:
-            block = self._queue.popleft()
-            if block in self._outdated:
-                self._pass_over(block)
-                continue
-            self._evictable.remove(block)
-            key = self._key_of.pop(block)
-            same = self._blocks_of.pop(key)
-            if isinstance(same, list):
-                same.remove(block)
-                self._blocks_of[key] = same if len(same) > 1 else same[0]
-            evicted.append(block)
+        evicted = [self._next_evictable() for _ in range(count)]
+        self._evictable.difference_update(evicted)
+        keys = list(map(self._key_of.pop, evicted))
+        if self._shared_keys.isdisjoint(keys):
+            for key in keys:
+                del self._blocks_of[key]
+        else:
+            for block, key in zip(evicted, keys, strict=True):
+                self._forget(block, key)
         return evicted
+
+    def _next_evictable(self) -> int:
+        block = self._queue.popleft()
+        while block in self._outdated:
+            self._pass_over(block)
+            block = self._queue.popleft()
+        return block
+
+    def _forget(self, block: int, key: Hashable) -> None:
+        """The block has lost `key`, which others may carry too."""
+        same = self._blocks_of.pop(key)
+        if isinstance(same, list):
+            same.remove(block)
+            self._blocks_of[key] = same if len(same) > 1 else same[0]
+            if len(same) == 1:
+                self._shared_keys.remove(key)
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Registers the blocks from the `start`-th on that the first `num_tokens` tokens complete (rule 4)."""
@@ -112,6 +125,7 @@ class PrefixCache:
                 self._blocks_of[key] = block
             elif isinstance(same, int):
                 self._blocks_of[key] = [same, block]
+                self._shared_keys.add(key)
             else:
                 same.append(block)
 
