@@ -99,8 +99,8 @@ class PagedMemory:
         watermark = self._watermark_blocks if others_run else 0
         if self._blocks_for(room_for) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
             return False
-        if self.prefix and hit:
-            self.prefix.hold(hit)
+        if self.prefix:
+            self.prefix.hold(sequence, hit)
         sequence.blocks = hit + self._take(self._blocks_for(num_tokens) - len(hit))
         if self.prefix:
             self.prefix.register(sequence, len(hit), num_tokens)

@@ -29,10 +29,11 @@ class PrefixCache:
         self.block_size = block_size
         self.shared = 0  # table entries beyond the first of each block
         self._holders: dict[int, int] = {}  # of the blocks that more than one sequence holds
+        self._live: set[Sequence] = set()
+        # Keys are kept only where another sequence, or the same after a preemption, could ask for the block.
         self._key_of: dict[int, Hashable] = {}
         # A key's blocks in the order of registration. Nearly always there is just one, and it stands there bare.
         self._blocks_of: dict[Hashable, int | list[int]] = {}
-        self._shared_keys: set[Hashable] = set()  # the others
         self._evictable: set[int] = set()  # keyed blocks without a holder
         self._queue: deque[int] = deque()  # the same, next to go first, among entries that are out of date:
         self._outdated: dict[int, int] = {}  # how many entries of a block, the first ones, are
@@ -52,8 +53,9 @@ class PrefixCache:
                 yield block
 
     def registered(self) -> list[int]:
-        """Blocks that carry a key, ascending."""
-        return sorted(self._key_of)
+        """Blocks that carry a key, ascending: the full ones of every table, and those that wait to be evicted."""
+        held = (block for sequence in self._live for block in sequence.blocks[: sequence.computed // self.block_size])
+        return sorted(self._evictable.union(held))
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest registered prefix that leaves at least one token to compute (rule 5)."""
@@ -69,9 +71,12 @@ class PrefixCache:
         """How many of these blocks stand in the free list now."""
         return sum(block in self._evictable for block in blocks)
 
-    def hold(self, blocks: list[int]) -> None:
-        """Gives each block one more holder; one that had none leaves the free list wherever it stands (rule 5)."""
-        for block in blocks:
+    def hold(self, sequence: Sequence, hit: list[int]) -> None:
+        """Lets the sequence in with what it hits: each block gets one more holder; one that had none leaves the free
+        list wherever it stands (rule 5).
+        """
+        self._live.add(sequence)
+        for block in hit:
             if block in self._evictable:
                 self._evictable.remove(block)
                 self._outdated[block] = self._outdated.get(block, 0) + 1
@@ -83,13 +88,11 @@ class PrefixCache:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
         evicted = [self._next_evictable() for _ in range(count)]
         self._evictable.difference_update(evicted)
-        keys = list(map(self._key_of.pop, evicted))
-        if self._shared_keys.isdisjoint(keys):
-            for key in keys:
-                del self._blocks_of[key]
-        else:
-            for block, key in zip(evicted, keys, strict=True):
-                self._forget(block, key)
+        if self._key_of:
+            for block in evicted:
+                key = self._key_of.pop(block, None)
+                if key is not None:
+                    self._forget(block, key)
         return evicted
 
     def _next_evictable(self) -> int:
@@ -105,29 +108,22 @@ class PrefixCache:
         if isinstance(same, list):
             same.remove(block)
             self._blocks_of[key] = same if len(same) > 1 else same[0]
-            if len(same) == 1:
-                self._shared_keys.remove(key)
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Registers the blocks from the `start`-th on that the first `num_tokens` tokens complete (rule 4)."""
-        end = num_tokens // self.block_size
-        request, blocks = sequence.request, sequence.blocks
-        if request.prompt is None and not sequence.preemptions:  # the keys are new: no need to look at each
-            keys = range(own_key(sequence, start), own_key(sequence, end))
-            self._key_of.update(zip(blocks[start:end], keys, strict=True))
-            self._blocks_of.update(zip(keys, blocks[start:end], strict=True))
-            return
+        end = min(num_tokens // self.block_size, num_comparable(sequence, self.block_size))
         for position in range(start, end):
-            block, key = blocks[position], key_of_block(sequence, position, self.block_size)
-            self._key_of[block] = key
-            same = self._blocks_of.get(key)
-            if same is None:
-                self._blocks_of[key] = block
-            elif isinstance(same, int):
-                self._blocks_of[key] = [same, block]
-                self._shared_keys.add(key)
-            else:
-                same.append(block)
+            self._note(sequence.blocks[position], key_of_block(sequence, position, self.block_size))
+
+    def _note(self, block: int, key: Hashable) -> None:
+        self._key_of[block] = key
+        same = self._blocks_of.get(key)
+        if same is None:
+            self._blocks_of[key] = block
+        elif isinstance(same, int):
+            self._blocks_of[key] = [same, block]
+        else:
+            same.append(block)
 
     def release(self, sequence: Sequence) -> list[int]:
         """Drops a holder from each block, the last first; keyed ones without another queue for eviction so (rule 2).
@@ -137,6 +133,11 @@ class PrefixCache:
         """
         full = sequence.computed // self.block_size  # every full block carries a key, and no other does
         keyed = sequence.blocks[full - 1 :: -1] if full else []
+        self._live.remove(sequence)
+        if sequence.known < sequence.final:  # it comes back, and may find blocks that nobody else could ask for
+            for position in range(num_comparable(sequence, self.block_size), full):
+                if (block := sequence.blocks[position]) not in self._key_of:
+                    self._note(block, own_key(sequence, position))
         if self._holders:
             keyed = [block for block in keyed if not self._shared_further(block)]
         self._evictable.update(keyed)
@@ -200,6 +201,17 @@ def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
                 "memory.prefix_caching=false."
             )
     return own_key(sequence, position)
+
+
+def num_comparable(sequence: Sequence, block_size: int) -> int:
+    """How many of its blocks, the first ones, hold what another sequence could hold too."""
+    match sequence.request.prompt:
+        case None:
+            return 0
+        case TokenIds(ids):
+            return len(ids) // block_size
+        case HashIds():
+            return sequence.request.prompt_tokens // block_size
 
 
 def own_key(sequence: Sequence, position: int) -> int:

@@ -300,9 +300,10 @@ def test_the_audit_is_able_to_object() -> None:
     stranger.blocks, stranger.computed = second.blocks, second.computed
     with pytest.raises(AssertionError, match="different content"):
         audit_paged(memory, [first, stranger], None)
-    second.computed = 4  # as if its second block were full, which nobody registered
+    ahead = Sequence.of(second.request, LIMIT)  # as if its second block were full, which nobody registered
+    ahead.blocks, ahead.known, ahead.computed = second.blocks, 4, 4
     with pytest.raises(AssertionError, match="keys do not point"):
-        contents.look(memory, [first, second], seen_all=True)
+        contents.look(memory, [first, ahead], seen_all=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- hash ids
