@@ -28,6 +28,8 @@ lint: setup
 # Timings; nothing is asserted about them.
 bench: setup
 	$(BIN)/python -m tests.benchmarks.simulate
+	$(BIN)/python -m tests.benchmarks.readers
+	$(BIN)/python -m tests.benchmarks.scale
 
 # Regenerates the committed figures and tables of results/reference.
 reference: setup
