@@ -104,9 +104,10 @@ class Engine:
             plan = scheduler.schedule(self._steps_until(due))
             if plan.work.num_tokens:
                 times = list(accumulate(self.timer.durations(plan), initial=self.now))
-                if plan.needs:  # what is due ends the leap at the first boundary between steps at or after it
-                    plan.cut(bisect_left(times, due, 1, plan.repeat))
-                    del times[plan.repeat + 1 :]
+                if times[-1] > due:  # it ends the leap at the first boundary between steps at or after it
+                    steps = bisect_left(times, due, 1)
+                    plan.cut(steps)
+                    del times[steps + 1 :]
                 yield self.env.timeout(times[-1] - self.now)
                 self._execute(plan, times)
             elif plan.preemptions:
