@@ -84,6 +84,7 @@ class Totals:
     max_running: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    resume_hit_tokens: int = 0  # found again by sequences that come back after a preemption
 
 
 @dataclass(slots=True)
@@ -153,6 +154,7 @@ class Metrics:
             "tokens_recomputed": totals.tokens_recomputed,
             "prefix_queried_tokens": totals.prefix_queried_tokens,
             "prefix_hit_tokens": totals.prefix_hit_tokens,
+            "resume_hit_tokens": totals.resume_hit_tokens,
             "max_running": totals.max_running,
             "mean_running": self.whole.running / self.whole.seconds if self.whole.seconds else None,
             "mean_waiting": self.whole.waiting / self.whole.seconds if self.whole.seconds else None,

@@ -111,16 +111,18 @@ class Recorder:
         folder: where the files go; made if it is not there.
         num_slots: slots in the pool.
         record: which rows to keep.
+        looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
 
     Attributes:
         next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
     """
 
-    def __init__(self, folder: Path, num_slots: int, record: Record = EVERYTHING) -> None:
+    def __init__(self, folder: Path, num_slots: int, record: Record = EVERYTHING, looks_up: bool = True) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
         self.next_sample_s = 0.0 if record.steps == "sampled" else math.inf
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
+        self._looks_up = looks_up
         self._sample_interval_s = record.sample_interval_s
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
         self._tables: list[Table] = []
@@ -241,8 +243,11 @@ class Recorder:
         totals, itl = self.metrics.totals, self.metrics.itl
         for sequence in plan.admitted:
             sequence.first_scheduled_s = start
-            totals.prefix_queried_tokens += sequence.request.prompt_tokens
-            totals.prefix_hit_tokens += sequence.hit_tokens or 0
+            if self._looks_up:
+                totals.prefix_queried_tokens += sequence.request.prompt_tokens
+                totals.prefix_hit_tokens += sequence.hit_tokens or 0
+        if plan.resumed:
+            totals.resume_hit_tokens += sum(hit for sequence, hit in plan.hits if sequence.preemptions)
         for sequence in plan.gained:
             if sequence.last_token_s is None:
                 sequence.first_token_s = end

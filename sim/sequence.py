@@ -39,7 +39,7 @@ class Sequence:
 
     Attributes:
         blocks: block table, physical ids in order; only the memory policy writes it.
-        keys: prefix keys of its first blocks, as many as were asked for so far; only the memory policy writes them.
+        keys: prefix keys of its first blocks, or None until they are asked for; only the memory policy writes them.
         clock: adds its ticks to known and computed; see `Clock`.
         order: its place in the running queue; later admissions have larger numbers.
         preemptions: how often it lost its blocks.
@@ -69,7 +69,7 @@ class Sequence:
         self._known = known
         self._computed = 0
         self.blocks: collections.abc.Sequence[int] = []
-        self.keys: list[Hashable] = []
+        self.keys: list[Hashable] | None = None
         self.order = 0
         self.preemptions = 0
         self.hit_tokens: int | None = None

@@ -13,6 +13,7 @@ from sim.metrics import SHARES
 if TYPE_CHECKING:
     import pandas as pd
 
+PUBLISHED_SHARES = ("used", "reserved", "internal", "others")
 LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
 
 
@@ -63,20 +64,26 @@ def print_run(summary: dict[str, Any]) -> None:
     console.print(waste)
 
 
-def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, float]]) -> None:
-    """One row a point: what differs between them, then the main figures; published figures in a table below."""
+def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> None:
+    """One row a point: what differs between them, then the main figures; published shares in a table below.
+
+    The prefix hit rate is among them if any point has hit anything.
+    """
     console = _console()
-    done = table[table["status"] == "complete"]
     varying = _varying(table)
+    done = table[table["status"] == "complete"]
     view = Table(title=f"sweep of {len(table)} points, {len(done)} complete", title_justify="left")
-    columns = (
+    columns = [
         ("requests/s", "request_throughput", ",.2f"),
         ("token/s", "output_throughput", ",.0f"),
         ("norm. latency ms", "mean_normalized_latency_ms", ",.1f"),
         ("p99 TTFT ms", "p99_ttft_ms", ",.0f"),
         ("running", "mean_running", ",.2f"),
         ("preemptions", "preemptions", ",.0f"),
-    )
+    ]
+    if "prefix_hit_tokens" in table and (table["prefix_hit_tokens"] > 0).any():
+        table = table.assign(prefix_hit_rate=table["prefix_hit_tokens"] / table["prefix_queried_tokens"])
+        columns.append(("prefix hits", "prefix_hit_rate", ".1%"))
     for name in varying:
         view.add_column(name.rpartition(".")[2])
     for label, _, _ in columns:
@@ -91,11 +98,11 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, float]]) -> 
         cells = (_number(row[key], "", form) for _, key, form in columns)
         view.add_row(*head, *cells, *(_percent(row[f"share_{name}"]) for name in SHARES))
     console.print(view)
-    if published:
+    if any(set(PUBLISHED_SHARES) & set(figures) for figures in published.values()):
         console.print(_beside_published(done, published))
 
 
-def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, float]]) -> Table:
+def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, Any]]) -> Table:
     """Ours while requests wait, where any did, and the published figure after a slash.
 
     The paper's *external fragmentation & others* is our external and idle slots together.
@@ -105,16 +112,13 @@ def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, float]]
         view.add_column(column, justify="left" if column == "engine" else "right")
     for _, row in done.iterrows():
         theirs = published.get(str(row["engine"]))
-        if theirs is None:
+        if theirs is None or not set(PUBLISHED_SHARES) & set(theirs):
             continue
         prefix = "saturated_" if _given(row["mean_running_saturated"]) else ""
         ours = {name: row[f"{prefix}share_{name}"] for name in SHARES}
         ours["others"] = ours["external"] + ours["idle"] + ours["cached"]
         running = row["mean_running_saturated" if prefix else "mean_running"]
-        cells = (
-            f"{_percent(ours[name])} / {_percent(theirs.get(name))}"
-            for name in ("used", "reserved", "internal", "others")
-        )
+        cells = (f"{_percent(ours[name])} / {_percent(theirs.get(name))}" for name in PUBLISHED_SHARES)
         beside = f"{_number(running, '', ',.2f')} / {_number(theirs.get('running'), '', ',.2f')}"
         view.add_row(str(row["engine"]), str(row["block_size"]), *cells, beside)
     return view

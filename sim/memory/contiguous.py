@@ -59,6 +59,11 @@ class ContiguousMemory:
         """Slots in the pool."""
         return self.num_blocks * self.block_size
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Regions are not kept."""
+        return False
+
     def never_fits(self, sequence: Sequence) -> str | None:
         """Says so if its region is larger than any in an empty pool."""
         need = self._blocks_for(sequence)

@@ -43,6 +43,10 @@ class KVMemory(Protocol):
     def block_size(self) -> int:
         """Slots in a block."""
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether `lookup` can ever find anything."""
+
     def never_fits(self, sequence: Sequence) -> str | None:
         """Why this sequence could not finish even with the pool to itself, or None. Changes nothing."""
 

@@ -65,6 +65,11 @@ class PagedMemory:
         return self.num_usable_blocks * self.block_size
 
     @property
+    def caches_prefixes(self) -> bool:
+        """As chosen."""
+        return self.prefix is not None
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks without a holder, those that still hold a reusable prefix included."""
         return len(self._free) + self.num_cached_blocks

@@ -10,10 +10,11 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Hashable, Iterator
+from itertools import chain, count, islice
 
 from sim.sequence import Sequence
 from workloads.errors import UserError
-from workloads.request import HashIds, TokenIds
+from workloads.request import HashIds, Request, TokenIds
 
 
 class PrefixCache:
@@ -60,8 +61,8 @@ class PrefixCache:
     def lookup(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest registered prefix that leaves at least one token to compute (rule 5)."""
         hit: list[int] = []
-        for position in range((sequence.known - 1) // self.block_size):
-            blocks = self._blocks_of.get(key_of_block(sequence, position, self.block_size))
+        for key in islice(_keys(sequence, self.block_size), (sequence.known - 1) // self.block_size):
+            blocks = self._blocks_of.get(key)
             if blocks is None:
                 break
             hit.append(blocks if isinstance(blocks, int) else blocks[0])
@@ -111,9 +112,16 @@ class PrefixCache:
 
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Registers the blocks from the `start`-th on that the first `num_tokens` tokens complete (rule 4)."""
-        end = min(num_tokens // self.block_size, num_comparable(sequence, self.block_size))
-        for position in range(start, end):
-            self._note(sequence.blocks[position], key_of_block(sequence, position, self.block_size))
+        end = num_tokens // self.block_size
+        keys, blocks = comparable_keys(sequence, self.block_size)[start:end], sequence.blocks[start:end]
+        if not keys:
+            return
+        if self._blocks_of.keys().isdisjoint(keys):
+            self._key_of.update(zip(blocks, keys, strict=False))
+            self._blocks_of.update(zip(keys, blocks, strict=False))
+        else:
+            for block, key in zip(blocks, keys, strict=False):
+                self._note(block, key)
 
     def _note(self, block: int, key: Hashable) -> None:
         self._key_of[block] = key
@@ -135,9 +143,9 @@ class PrefixCache:
         keyed = sequence.blocks[full - 1 :: -1] if full else []
         self._live.remove(sequence)
         if sequence.known < sequence.final:  # it comes back, and may find blocks that nobody else could ask for
-            for position in range(num_comparable(sequence, self.block_size), full):
+            for position in range(len(comparable_keys(sequence, self.block_size)), full):
                 if (block := sequence.blocks[position]) not in self._key_of:
-                    self._note(block, own_key(sequence, position))
+                    self._note(block, _own_key(sequence, position))
         if self._holders:
             keyed = [block for block in keyed if not self._shared_further(block)]
         self._evictable.update(keyed)
@@ -164,56 +172,59 @@ class PrefixCache:
             del self._outdated[block]
 
 
-def key_of_block(sequence: Sequence, position: int, block_size: int) -> Hashable:
-    """The key of a full block: equal for two blocks exactly if all tokens up to the block's end are equal (rule 3).
+def _keys(sequence: Sequence, block_size: int) -> Iterator[Hashable]:
+    """The keys of its blocks (rule 3): equal for two blocks exactly if all tokens up to the blocks' ends are equal."""
+    keys = comparable_keys(sequence, block_size)
+    return chain(keys, (_own_key(sequence, position) for position in count(len(keys))))
 
-    What is known only by its length, and output that nobody told us, is like no other content. Keys are made once and
-    kept with the sequence, also through a preemption.
+
+def _own_key(sequence: Sequence, position: int) -> Hashable:
+    """The key of a block that is known only by its length, or was generated without telling us: like no other."""
+    return sequence.request.request_id, position
+
+
+def comparable_keys(sequence: Sequence, block_size: int) -> list[Hashable]:
+    """The keys of its first full blocks, as far as another sequence could hold the same. Made once, kept with it.
 
     Raises:
         UserError: prompt known by hash ids of blocks that neither divide ours nor are a multiple of them.
     """
-    keys = sequence.keys
-    while len(keys) <= position:
-        keys.append(_next_key(sequence, len(keys), block_size))
-    return keys[position]
+    if sequence.keys is None:
+        match sequence.request.prompt:
+            case None:
+                sequence.keys = []
+            case TokenIds(ids):
+                sequence.keys = _digests(ids, block_size)
+            case HashIds(ids, hash_block):
+                sequence.keys = _from_hash_ids(sequence.request, ids, hash_block, block_size)
+    return sequence.keys
 
 
-def _next_key(sequence: Sequence, position: int, block_size: int) -> Hashable:
-    request, end = sequence.request, (position + 1) * block_size
-    match request.prompt:
-        case TokenIds(ids) if end <= len(ids):
-            # The parent's digest stands for all tokens before it: 128 bits, so that a collision is out of the question.
-            parent = sequence.keys[-1] if position else b""
-            assert isinstance(parent, bytes)
-            content = array("q", ids[end - block_size : end]).tobytes()
-            return hashlib.blake2b(parent + content, digest_size=16).digest()
-        case HashIds(ids, hash_block) if end <= request.prompt_tokens:
-            # Chained ids stand for all tokens before by themselves.
-            if hash_block % block_size == 0:
-                per_id = hash_block // block_size
-                return ids[position // per_id], position
-            if block_size % hash_block == 0:
-                return ids[end // hash_block - 1], position
-            raise UserError(
-                f"request {request.request_id} knows its prompt by hash ids of {hash_block} tokens, which "
-                f"memory.block_size={block_size} neither divides nor is a multiple of; choose such a size or "
-                "memory.prefix_caching=false."
-            )
-    return own_key(sequence, position)
+def _digests(ids: tuple[int, ...], block_size: int) -> list[Hashable]:
+    """The parent's digest stands for all tokens before it: 128 bits, so that a collision is out of the question."""
+    keys: list[Hashable] = []
+    digest = b""
+    for end in range(block_size, len(ids) + 1, block_size):
+        content = array("q", ids[end - block_size : end]).tobytes()
+        digest = hashlib.blake2b(digest + content, digest_size=16).digest()
+        keys.append(digest)
+    return keys
 
 
-def num_comparable(sequence: Sequence, block_size: int) -> int:
-    """How many of its blocks, the first ones, hold what another sequence could hold too."""
-    match sequence.request.prompt:
-        case None:
-            return 0
-        case TokenIds(ids):
-            return len(ids) // block_size
-        case HashIds():
-            return sequence.request.prompt_tokens // block_size
-
-
-def own_key(sequence: Sequence, position: int) -> int:
-    """The key of a block whose content no other sequence can know: consecutive numbers along its table."""
-    return (sequence.request.request_id << 32) + position
+def _from_hash_ids(request: Request, ids: tuple[int, ...], hash_block: int, block_size: int) -> list[Hashable]:
+    """An id and a position in one number. Chained ids stand for all tokens before them by themselves."""
+    full = request.prompt_tokens // block_size
+    if hash_block % block_size == 0:
+        per_id = hash_block // block_size
+        keys: list[Hashable] = []
+        for position, id_ in enumerate(ids):
+            first = (id_ << 32) + position * per_id
+            keys.extend(range(first, first + per_id))
+        return keys[:full]
+    if block_size % hash_block == 0:
+        per_block = block_size // hash_block
+        return [(ids[(position + 1) * per_block - 1] << 32) + position for position in range(full)]
+    raise UserError(
+        f"request {request.request_id} knows its prompt by hash ids of {hash_block} tokens, which memory.block_size="
+        f"{block_size} neither divides nor is a multiple of; choose such a size or memory.prefix_caching=false."
+    )

@@ -6,7 +6,7 @@ noise is never hidden by a mean. Keys of few values split the figure into rows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from sim.plots.points import AXIS_LABELS, Points, parts, split_keys
 from sim.plots.style import INK, PolicyLook, label_log_axis, new_figure, policy_looks, write_footnote, write_title
@@ -32,12 +32,13 @@ class Panel:
     Args:
         column: the sweep table's column.
         label: the axis label, with unit.
-        if_wide: the scale when the values span more than a decade; otherwise linear from zero.
+        if_wide: the scale when the values span more than a decade; otherwise linear from zero. A share is always
+            drawn from 0 to 100 %.
     """
 
     column: str
     label: str
-    if_wide: Literal["linear", "log"] = "linear"
+    if_wide: Literal["linear", "log", "share"] = "linear"
 
 
 REQUESTS = Panel("request_throughput", "throughput\n(req/s)")
@@ -48,28 +49,70 @@ RUNNING_SATURATED = Panel("mean_running_saturated", "mean running requests\nwhil
 COLUMNS = tuple(panel.column for panel in (REQUESTS, OUTPUT_TOKENS, LATENCY, RUNNING, RUNNING_SATURATED))
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its lines, still without a title.
+
+    Args:
+        figure: the figure.
+        grid: its axes, shape (parts, panels).
+        parts: the points drawn in each row of the grid.
+        handles: what the legend explains; more may be added.
+        sentences: what the footnote says; more may be added.
+    """
+
+    figure: Figure
+    grid: np.ndarray
+    parts: list[pd.DataFrame]
+    handles: list[Artist]
+    sentences: list[str]
+
+    def entitled(self, question: str, setting: str) -> Figure:
+        """The figure, complete with legend, title and footnote."""
+        self.figure.legend(handles=self.handles, loc="outside right center", handlelength=3.4)
+        write_title(self.figure, question, setting)
+        write_footnote(self.figure, self.sentences)
+        return self.figure
+
+
 def block_size_figure(points: Points) -> Figure:
     """Throughput and batch against block size; a policy without blocks is a level line."""
     panels = [REQUESTS, OUTPUT_TOKENS, RUNNING]
     if points.rows[RUNNING_SATURATED.column].notna().any():
         panels.append(RUNNING_SATURATED)
-    question = "What does the block size cost in throughput and in requests held?"
-    return _draw(points, "block_size", panels, question)
+    drawn = draw_lines(points, "block_size", panels, _scale_block_size)
+    return drawn.entitled("What does the block size cost in throughput and in requests held?", points.setting)
 
 
 def request_rate_figure(points: Points) -> Figure:
     """Normalized latency and throughput against the request rate, as Kwon et al., SOSP 2023, Fig. 12."""
-    question = "What request rate does each policy sustain, and at what latency?"
-    return _draw(points, "request_rate", [LATENCY, REQUESTS, OUTPUT_TOKENS], question)
+    panels = [LATENCY, REQUESTS, OUTPUT_TOKENS]
+    drawn = draw_lines(points, "request_rate", panels, _scale_rate)
+    drawn.handles.append(_draw_offered(list(drawn.grid[:, panels.index(REQUESTS)]), points.rows["request_rate"]))
+    return drawn.entitled("What request rate does each policy sustain, and at what latency?", points.setting)
 
 
-def _draw(points: Points, axis: str, panels: Sequence[Panel], question: str) -> Figure:
+def draw_lines(
+    points: Points,
+    axis: str,
+    panels: Sequence[Panel],
+    scale_x: Callable[[Axes, pd.Series], None],
+    panel_width: float = 2.9,
+) -> Drawn:
+    """Draws the panels' columns against the column `axis`, one line a policy and one row of panels a part.
+
+    Args:
+        points: at least one.
+        axis: a column of numbers.
+        panels: from left to right.
+        scale_x: scales and labels the axis, given all its values.
+        panel_width: inches.
+    """
     split = split_keys(points, axis, MOST_ROWS)
     rows_of_panels = parts(points.rows, split.by)
     looks = policy_looks(points.policies)
-    figure = new_figure(2.9 * len(panels) + 2.6, 2.7 * len(rows_of_panels) + 1.1)
+    figure = new_figure(panel_width * len(panels) + 2.6, 2.7 * len(rows_of_panels) + 1.1)
     grid = figure.subplots(len(rows_of_panels), len(panels), sharex=True, sharey="col", squeeze=False)
-    handles: list[Artist] = [_sample(policy, look) for policy, look in looks.items()]
     has_bands = level = False
     for axes, (name, rows) in zip(grid, rows_of_panels, strict=True):
         axes[0].set_title(name, loc="left")
@@ -81,16 +124,13 @@ def _draw(points: Points, axis: str, panels: Sequence[Panel], question: str) -> 
     for column, panel in zip(grid.T, panels, strict=True):
         _scale_y(list(column), panel, points.rows)
     for ax in grid[-1]:
-        (_scale_block_size if axis == "block_size" else _scale_rate)(ax, points.rows[axis])
-    if axis == "request_rate":
-        handles.append(_draw_offered(list(grid[:, panels.index(REQUESTS)]), points.rows[axis]))
-    figure.legend(handles=handles, loc="outside right center", handlelength=3.4)
-    write_title(figure, question, points.setting)
+        scale_x(ax, points.rows[axis])
     which = f"that differ in {', '.join(split.pooled)}" if split.pooled else "of the same setting"
     pooled = f"Line: median, band: lowest to highest, over points {which}."
     without = "A policy without blocks is drawn level."
-    write_footnote(figure, [pooled if has_bands else "", without if level else "", points.left_out])
-    return figure
+    sentences = [pooled if has_bands else "", without if level else "", points.left_out]
+    handles: list[Artist] = [_sample(policy, look) for policy, look in looks.items()]
+    return Drawn(figure, grid, [rows for _, rows in rows_of_panels], handles, sentences)
 
 
 def _along(own: pd.DataFrame, axis: str, column: str, all_values: pd.Series) -> pd.DataFrame:
@@ -131,7 +171,10 @@ def _scale_y(column: Sequence[Axes], panel: Panel, rows: pd.DataFrame) -> None:
     values = pd.to_numeric(rows[panel.column]).dropna()
     positive = len(values) > 0 and values.min() > 0
     label, first = panel.label, column[0]
-    if panel.if_wide == "log" and positive and values.max() > 10 * values.min():
+    if panel.if_wide == "share":
+        first.set_ylim(0, 1)
+        first.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    elif panel.if_wide == "log" and positive and values.max() > 10 * values.min():
         first.set_yscale("log")
         label_log_axis(first.yaxis, values.min(), values.max())
         label = f"{panel.label.removesuffix(')')}, log scale)"

@@ -17,7 +17,11 @@ AXES = ("block_size", "request_rate")
 IDENTITY = ("point", "status", "engine", *NAMES, *AXES)
 FIRST_FACT = "status"  # the sweep's own keys stand before it
 
-AXIS_LABELS = {"block_size": "block size (tokens)", "request_rate": "request rate (req/s)"}
+AXIS_LABELS = {
+    "block_size": "block size (tokens)",
+    "request_rate": "request rate (req/s)",
+    "memory.num_blocks": "pool size (blocks)",
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Points:
 
     def sweeps_within_a_policy(self, axis: str) -> bool:
         """Whether some policy has points at two or more values of `axis`."""
-        return len(self.rows) > 0 and bool((self.rows.groupby("engine")[axis].nunique() > 1).any())
+        if axis not in self.rows or self.rows.empty:
+            return False
+        return bool((self.rows.groupby("engine")[axis].nunique() > 1).any())
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def _label_bars(ax: Axes, bars: Sequence[Bar], by: Sequence[str]) -> None:
     ax.tick_params(axis="y", which="minor", labelsize=8.5, pad=6 + 5.0 * widest)
     ax.tick_params(axis="y", which="major", labelsize=8)
     named = " ·\n".join(AXIS_LABELS.get(key, key) for key in by)  # across, above the labels: few bars leave no height
-    ax.annotate(named, (0, 1), (-4, 6), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=8)
+    ax.annotate(named, (0, 1), (-10, 6), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=8)
 
 
 def _add_legend(figure: Figure, states: Sequence[str], published: Sequence[Figures], has_range: bool) -> None:

@@ -24,6 +24,7 @@ from matplotlib.transforms import Bbox
 
 from sim.commands.plot import main
 from sim.plots.bins import Spans, bin_edges, count_events, extremes, integrate, spans
+from sim.plots.hit_rate import PublishedHits, pool_size_figure
 from sim.plots.latency import cumulative, latencies, latency_figure
 from sim.plots.lines import block_size_figure, request_rate_figure
 from sim.plots.points import select_complete
@@ -80,6 +81,8 @@ def sweep_table(
                         "request_rate": rate,
                         "block_size": None if policy in SHARES else block_size,
                         "pool_blocks": 15728 // block_size,
+                        "prefix_queried_tokens": 16_131,
+                        "prefix_hit_tokens": 0,
                         "completed": 100,
                         "request_throughput": served,
                         "output_throughput": 338 * served,
@@ -91,6 +94,20 @@ def sweep_table(
                         row |= {f"{prefix}{state}": share for state, share in zip(STATES, shares, strict=True)}
                     rows.append(row)
     return pd.DataFrame(rows)
+
+
+def pool_size_table(policies: Iterable[str], sizes: Sequence[int], block_sizes: Sequence[int] = (512,)) -> pd.DataFrame:
+    """Points that differ in the pool's size; of 1,000 prompt tokens, as many hit as there are hundreds of blocks."""
+    tables = [sweep_table(policies, block_sizes).assign(**{"memory.num_blocks": size}) for size in sizes]
+    table = pd.concat(tables, ignore_index=True)
+    table.insert(1, "memory.num_blocks", table.pop("memory.num_blocks"))
+    return table.assign(
+        point=table.index, prefix_queried_tokens=1000, prefix_hit_tokens=table["memory.num_blocks"] // 100
+    )
+
+
+def published_hits(rates: dict[float, float], block_size: int = 512) -> PublishedHits:
+    return PublishedHits("LRU, as published", "A paper, Table 1.", block_size, rates)
 
 
 def steps_table(num_steps: int = 50, gap_s: float = 0.0) -> pd.DataFrame:
@@ -274,6 +291,75 @@ def test_latency_axis_is_logarithmic_only_beyond_a_decade_and_says_so() -> None:
     assert "log scale" in ax.get_ylabel()
 
 
+def test_hit_rate_is_hits_of_queried_tokens_from_none_to_all_against_the_pool_size() -> None:
+    # 100, 10,000 and 30,000 blocks: 1, 100 and 300 of 1,000 tokens.
+    table = pool_size_table(["vllm_v1"], [30_000, 100, 10_000])
+    ax = pool_size_figure(select_complete(table)).axes[0]
+    (line,) = ax.lines
+    assert np.asarray(line.get_xdata()).tolist() == [100, 10_000, 30_000]
+    assert np.asarray(line.get_ydata()).tolist() == [0.001, 0.1, 0.3]
+    assert (ax.get_xscale(), ax.get_ylim()) == ("log", (0, 1))
+    assert {tick.get_text() for tick in ax.get_xticklabels()} == {"100", "10k", "30k"}
+    assert ax.get_xlabel() == "pool size (blocks of 512 tokens, log scale)"
+
+
+def test_published_hit_rates_are_open_markers_and_an_unbounded_pool_stands_right_of_all() -> None:
+    table = pool_size_table(["vllm_v1"], [100, 10_000])
+    figure = pool_size_figure(select_complete(table), {"vllm_v1": published_hits({500: 0.3, np.inf: 0.5})})
+    ours, theirs = figure.axes[0].lines
+    assert theirs.get_markerfacecolor() == "white" != ours.get_markerfacecolor()
+    assert theirs.get_linestyle() == "None"
+    places = np.asarray(theirs.get_xdata()).tolist()
+    assert (places[0], np.asarray(theirs.get_ydata()).tolist()) == (500, [0.3, 0.5])
+    assert 2 * 10_000 <= places[1] < np.inf
+    assert {tick.get_text() for tick in figure.axes[0].get_xticklabels()} == {"100", "500", "10k", "∞"}
+    assert "A paper, Table 1." in text_of(figure)
+
+
+def test_pool_sizes_too_near_to_be_named_leave_room_and_the_largest_is_always_named() -> None:
+    # From 1,000 to 2,000 blocks in steps of 50. The rightmost of each 1/14 of the axis is named: ln(2,000 / 1,900) is
+    # 0.0513, above ln 2 / 14 = 0.0495, and ln(2,000 / 1,950) is 0.025, below.
+    ax = pool_size_figure(select_complete(pool_size_table(["vllm_v1"], range(1000, 2001, 50)))).axes[0]
+    names = [tick.get_text() for tick in ax.get_xticklabels()]
+    assert len(names) <= 15
+    assert "2k" in names and "1.9k" in names and "1950" not in names
+
+
+def test_published_hit_rates_stand_only_beside_blocks_of_their_size_and_policies_that_were_run() -> None:
+    points = select_complete(pool_size_table(["vllm_v1"], [100, 10_000], block_sizes=(16, 512)))
+    small, large = pool_size_figure(points, {"vllm_v1": published_hits({500: 0.3})}).axes
+    assert [len(ax.lines) for ax in (small, large)] == [1, 2]  # the first row is that of blocks of 16
+    for others in ({"vllm_v1": published_hits({500: 0.3}, block_size=64)}, {"sglang": published_hits({500: 0.3})}):
+        figure = pool_size_figure(points, others)
+        assert [len(ax.lines) for ax in figure.axes] == [1, 1]
+        assert "A paper" not in text_of(figure)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        0.5,
+        {"rates": {1000: 0.3}},
+        {"label": "", "source": "", "block_size": 512, "rates": [0.3]},
+        {"label": "", "source": "", "block_size": 512, "rates": {1000: 30}},
+        {"label": "", "source": "", "block_size": 512, "rates": {0: 0.3}},
+        {"label": "", "source": "", "block_size": 512, "rates": {"1k": 0.3}},
+    ],
+)
+def test_published_hit_rates_that_are_none_are_refused(figures: Any) -> None:
+    with pytest.raises(UserError, match=r"^published\.vllm_v1\.prefix_hits.*\.$"):
+        PublishedHits.of("vllm_v1", figures)
+
+
+def test_hit_rate_is_drawn_if_the_pool_size_was_swept_and_something_hit(tmp_path: Path) -> None:
+    swept = pool_size_table(["vllm_v1"], [100, 10_000])
+    published = {"vllm_v1": {"prefix_hits": {"label": "", "source": "", "block_size": 512, "rates": {500: 0.3}}}}
+    stems = [path.stem for path in draw_sweep(swept, tmp_path, published)]
+    assert stems == ["waste_shares"] * 2 + ["prefix_hit_rate"] * 2
+    for table in (swept.assign(prefix_hit_tokens=0), pool_size_table(["vllm_v1", "sglang"], [100])):
+        assert "prefix_hit_rate" not in [path.stem for path in draw_sweep(table, tmp_path)]
+
+
 def test_points_that_are_not_complete_are_left_out_and_counted() -> None:
     table = sweep_table(block_sizes=(8, 16, 32))
     lost = table.index[table["engine"] == "vllm_v1"][:2]
@@ -330,12 +416,15 @@ def test_legend_names_every_policy_once(policies: tuple[str, ...]) -> None:
 def figures(policies: Sequence[str]) -> list[Figure]:
     points = select_complete(sweep_table(policies, block_sizes=(8, 16), rates=(1.0, 2.0), seeds=(0, 1)))
     published = {policies[-1]: {"used": 0.5, "others": 0.5}}
+    pools = select_complete(pool_size_table(policies, [1000, 10_000, 30_000, 50_000, 100_000], block_sizes=(16, 512)))
+    hits = {policies[-1]: published_hits({1000: 0.3, 10_000: 0.4, np.inf: 0.5})}
     steps = steps_table(gap_s=1.0)
     plans = spans(steps["start_s"].to_numpy(), steps["duration_s"].to_numpy())
     return [
         waste_figure(points, published),
         block_size_figure(points),
         request_rate_figure(points),
+        pool_size_figure(pools, hits),
         pool_figure(steps, plans, "vllm_v1 · opt-13b · a100-40gb · sharegpt_like"),
         latency_figure(requests_table(), "vllm_v1"),
     ]
