@@ -32,6 +32,7 @@ from workloads.errors import UserError
 
 T = TypeVar("T")
 LISTED = 8  # options that an error lists when none is near
+LAUNCHERS = {"joblib": "parallel", "ray": "ray", "submitit_slurm": "slurm", "submitit_local": "slurm"}  # their extras
 
 
 def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]) -> int:
@@ -57,7 +58,9 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(guarded)()
         if errors:
             raise errors[0]
-    except SystemExit as exit_:  # Hydra's own --help and --version, and the end of a sweep with failed points
+    except SystemExit as exit_:  # Hydra's own --help and --version, and the end of a sweep
+        if isinstance(exit_.code, str):  # what an error in a callback or a worker has to say
+            raise UserError(exit_.code) from None
         return exit_.code if isinstance(exit_.code, int) else 0
     except MissingConfigException as error:
         raise UserError(_missing_config(error)) from None
@@ -232,6 +235,8 @@ def _nearest(word: str, options: Iterable[str]) -> str:
 
 def _missing_config(error: MissingConfigException) -> str:
     group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
+    if group == "hydra/launcher" and choice in LAUNCHERS:
+        return f"hydra/launcher={choice} needs the extra: pip install 'kvtwin[{LAUNCHERS[choice]}]'"
     if error.options and group:
         return f"there is no {group} named {choice}; {_nearest(choice, error.options)}"
     return _one_line(error)

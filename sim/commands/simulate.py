@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from workloads.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -11,30 +15,61 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """`kvtwin sim …`: arguments are Hydra's."""
-    from sim.config import run_command
+    # Sums that threads share are rounded by the number of threads, which differs between machines, and between a sweep
+    # and its workers. NumPy reads this when it is first imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from concurrent.futures import BrokenExecutor
 
-    return run_command("sim", _task, argv)
+    from sim.config import run_command
+    from sim.stopping import Terminated, unwinding
+    from sim.sweep import stop_workers, sweeping
+
+    with unwinding(stop_workers):
+        try:
+            with sweeping():
+                return run_command("sim", _task, argv)
+        except Terminated:
+            print("kvtwin: terminated", file=sys.stderr)
+            return 143
+        except BrokenExecutor:
+            raise UserError(
+                "a worker process of the sweep was killed, perhaps for want of memory. resume=true goes on; "
+                "hydra.launcher.n_jobs= sets the number of workers."
+            ) from None
 
 
 def _task(config: DictConfig) -> None:
     """One run. As a point of a sweep, a failure is written down and the sweep goes on."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf import open_dict
 
     from sim.config import typed
+    from sim.point import disk_error, remove_parts
     from sim.run import simulate
 
-    draws = typed(config.plots, bool, "plots")
+    resume = typed(config.resume, bool, "resume")
+    with open_dict(config):
+        del config["resume"]  # how a sweep is carried on is nothing that a run is made from
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     facts = {group: hydra.runtime.choices[group] for group in ("engine", "model", "hardware", "workload")}
     facts["request_rate"] = config.workload.get("rate")
     if hydra.mode == RunMode.MULTIRUN:
-        from sim.sweep import run_point
+        from sim.sweep import take_turn
 
-        run_point(lambda: simulate(config, folder, facts), folder, facts)
+        take_turn(lambda: simulate(config, folder, facts), config, facts, resume=resume)
         return
-    summary = simulate(config, folder, facts)
+    if resume:
+        raise UserError("resume=true is for sweeps; a single run (without -m) starts anew.")
+    draws = typed(config.plots, bool, "plots")
+    try:
+        summary = simulate(config, folder, facts)
+    except BaseException as error:
+        remove_parts(folder)
+        if line := disk_error(error, folder):
+            raise line from None
+        raise
     figures = _draw(folder) if draws else []
     _print(summary, folder, figures)
 

@@ -72,7 +72,8 @@ def test_points_are_the_product_in_the_order_given(product: Sweep) -> None:
 def test_the_eleventh_point_comes_after_the_tenth(tmp_path: Path) -> None:
     for number in range(12):  # as text, 10 would stand before 2
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "point.json").write_text(json.dumps({"overrides": [f"seed={number}"]}))
+        mark = {"point": number, "overrides": [f"seed={number}"]}
+        (tmp_path / str(number) / "point.json").write_text(json.dumps(mark))
         (tmp_path / str(number) / "summary.json").write_text(json.dumps({"status": "complete"}))
     assert collect(tmp_path)["seed"].tolist() == list(range(12))
 
@@ -134,11 +135,20 @@ def test_a_sweep_in_which_nothing_can_run_still_says_so_point_by_point(sweep: Ca
     assert done.table["status"].tolist() == ["failed", "failed"]
 
 
-def test_a_rerun_into_the_same_folder_keeps_nothing_of_the_run_before(sweep: Callable[..., Sweep]) -> None:
-    assert sweep(*SMALL, "memory.num_blocks=100").code == 0
-    again = sweep(*SMALL, "memory.num_blocks=1")
-    assert again.code == 1
-    assert again.table["status"].tolist() == ["failed"]
+def test_points_may_have_folders_of_other_names(sweep: Callable[..., Sweep]) -> None:
+    done = sweep(*SMALL, "memory.block_size=16,8", "hydra.sweep.subdir=${hydra.job.override_dirname}")
+    assert done.code == 0
+    assert done.table["memory.block_size"].tolist() == [16, 8]  # in the order of the sweep, not of the names
+    folders = sorted(path.name for path in done.folder.iterdir() if path.is_dir())
+    assert [name.split("memory.block_size=")[1].split(",")[0] for name in folders] == ["16", "8"]
+
+
+def test_options_of_the_sweep_itself_are_checked_before_its_first_point(sweep: Callable[..., Sweep]) -> None:
+    for option in ("resume", "plots"):
+        done = sweep(f"{option}=maybe", "seed=1,2")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"kvtwin: {option} is 'maybe'; expected true or false.\n"
+        assert not list(done.folder.glob("*/*"))
 
 
 def test_an_option_that_no_point_knows_ends_the_sweep_with_one_line(sweep: Callable[..., Sweep]) -> None:
