@@ -15,6 +15,7 @@ $(STAMP): pyproject.toml
 
 # The main job on a built-in workload: what does each allocation policy waste, and what does that cost?
 demo: setup
+	rm -rf results/demo
 	$(BIN)/kvtwin sim -m experiment=demo hydra.sweep.dir=results/demo
 
 test: setup

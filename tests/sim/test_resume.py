@@ -382,8 +382,10 @@ def test_two_sweeps_do_not_share_a_folder(sweep: Sweep, tmp_path: Path, monkeypa
     assert sweep(*SMALL, "seed=1")[0] == 0
 
 
-def test_resume_without_a_folder_or_without_a_sweep_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_folder_or_without_a_sweep_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["sim", "-m", "seed=1,2", "resume=true"]) == 2
     assert capsys.readouterr().err == "kvtwin: resume=true needs the folder of the sweep: hydra.sweep.dir=FOLDER.\n"
-    assert main(["sim", "seed=1", "resume=true"]) == 2
+    assert main(["sim", f"hydra.run.dir={tmp_path}", "seed=1", "resume=true"]) == 2
     assert capsys.readouterr().err == "kvtwin: resume=true is for sweeps; a single run (without -m) starts anew.\n"
