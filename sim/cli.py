@@ -22,7 +22,7 @@ example:  kvtwin sim workload=sharegpt_like model=llama-3.1-8b hardware=a100-80g
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code: 0 done, 1 a sweep with failed points, 2 a user's error, 130 Ctrl-C."""
+    """Runs one command; returns its exit code: 0 done, 1 points failed, 2 a user's error, 130 Ctrl-C, 143 SIGTERM."""
     arguments = sys.argv[1:] if argv is None else argv
     commands = {point.name: point for point in entry_points(group="kvtwin.commands")}
     try:

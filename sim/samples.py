@@ -53,9 +53,9 @@ class Samples:
             return dict.fromkeys(keys, None)
         values, counts = np.asarray(self.values), self._counts()
         count = self._count + int(counts.sum())
-        mean = (self._sum + float(np.dot(values, counts))) / count
+        mean = (self._sum + float((values * counts).sum())) / count
         if self._bins:
-            squares = self._sum_of_squares + float(np.dot(values**2, counts))
+            squares = self._sum_of_squares + float((values**2 * counts).sum())
             variance = max(0.0, squares / count - mean**2)
             self._fold()
             values, counts = self._folded()
@@ -74,8 +74,8 @@ class Samples:
         """Moves the values kept so far into bins."""
         values, counts = np.asarray(self.values), self._counts()
         self._count += int(counts.sum())
-        self._sum += float(np.dot(values, counts))
-        self._sum_of_squares += float(np.dot(values**2, counts))
+        self._sum += float((values * counts).sum())
+        self._sum_of_squares += float((values**2 * counts).sum())
         bins, index = np.unique(values.view(np.int64) >> _DROPPED_BITS, return_inverse=True)
         totals = np.bincount(index, weights=counts).astype(np.int64)
         for bin_, total in zip(bins.tolist(), totals.tolist(), strict=True):
