@@ -15,7 +15,7 @@ from typing import Any
 
 import simpy
 
-from sim.memory.interface import KVMemory
+from sim.memory.interface import KVMemory, Occupancy
 from sim.plan import StepPlan, StepTimer
 from sim.recorder import Recorder
 from sim.scheduler.continuous import ContinuousBatching
@@ -134,16 +134,14 @@ class Engine:
         if arrival > self.env.now:
             yield self.env.timeout(arrival - self.env.now)
         if self.recorder.metrics.first_arrival_s is not None:  # the run begins with its first request
-            waiting = self.scheduler.waiting
-            occupancy = self._memory.occupancy(waiting.head() if waiting else None)
-            self.recorder.idle(arrival - self.now, occupancy, len(waiting))
+            self.recorder.idle(arrival - self.now, self._occupancy(), len(self.scheduler.waiting))
         self.now = arrival
 
     def _execute(self, plan: StepPlan, times: list[float]) -> None:
         """Commits a plan whose time has passed, and writes it down."""
         scheduler, recorder = self.scheduler, self.recorder
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        occupancy = self._memory.occupancy(scheduler.waiting.head() if waiting else None)
+        occupancy = self._occupancy()
         self.now = end = times[-1]
         self._last_step_s = end - times[-2]
         finished = scheduler.commit(plan)
@@ -156,6 +154,10 @@ class Engine:
             self._fruitless_tokens = 0
         else:
             self._check_progress(plan)
+
+    def _occupancy(self) -> Occupancy:
+        waiting = self.scheduler.waiting
+        return self._memory.occupancy(waiting.head() if waiting else None)
 
     def _check_progress(self, plan: StepPlan) -> None:
         self._fruitless_tokens += max(1, plan.work.num_tokens)

@@ -187,4 +187,5 @@ def _room(others: Probabilities) -> Probabilities:
 
 def _mean(weights: Probabilities) -> float:
     """Mean length in tokens if lengths from 0 up have these weights."""
-    return float(np.arange(len(weights)) @ weights / weights.sum())
+    # Not a matrix product: its rounding would depend on the number of threads, and so on the machine.
+    return float((np.arange(len(weights)) * weights).sum() / weights.sum())

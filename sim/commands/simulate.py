@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """`kvtwin sim …`: arguments are Hydra's."""
-    # Sums that threads share are rounded by the number of threads, which differs between machines, and between a sweep
-    # and its workers. NumPy reads this when it is first imported.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from concurrent.futures import BrokenExecutor
 
     from sim.config import run_command
