@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sim.sequence import Sequence
 
@@ -41,6 +41,9 @@ class StepWork:
     num_generated: int = 0
 
 
+NO_WORK = StepWork()
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
     """A running sequence has lost its blocks and will compute its tokens again.
@@ -58,22 +61,6 @@ class Preemption:
     tokens: int
 
 
-class Take(NamedTuple):
-    """Blocks taken from the free list within a leap.
-
-    Args:
-        step: in which step of the plan, from 0.
-        slots: how many slots they have.
-        internal: slots among them that their sequence will never fill.
-        evicted: slots among them that held a reusable prefix until then.
-    """
-
-    step: int
-    slots: int
-    internal: int
-    evicted: int
-
-
 class StepPlan:
     """One step, or `repeat` decode steps that differ in nothing but lengths and in the blocks that fall due.
 
@@ -89,20 +76,23 @@ class StepPlan:
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
         gained: sequences of the batch that have gained a token; known once the plan is committed.
         needs: blocks that fall due in each step after the first; one entry each.
-        takes: those blocks as they were taken; known once the plan is committed.
+        evicted: how many of those blocks, the last ones, held a reusable prefix until then; known once the plan is
+            committed, as is the next.
+        unfilled: slots of those blocks that their sequences will never fill, as (index in `needs`, slots).
         work: the sums that a timer prices, of the first step.
     """
 
     __slots__ = (
         "admitted",
         "batch",
+        "evicted",
         "gained",
         "hits",
         "needs",
         "preemptions",
         "resumed",
         "steady",
-        "takes",
+        "unfilled",
         "woken",
         "work",
     )
@@ -117,8 +107,9 @@ class StepPlan:
         self.woken: list[Sequence] = []
         self.gained: list[Sequence] = []
         self.needs: list[int] = []
-        self.takes: list[Take] = []
-        self.work = StepWork()
+        self.evicted = 0
+        self.unfilled: list[tuple[int, int]] = []
+        self.work = NO_WORK
 
     @property
     def repeat(self) -> int:

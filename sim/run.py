@@ -94,7 +94,7 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
         "max_model_len": parts.scheduler.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
-    recorder = Recorder(folder, memory.num_slots, record, memory.caches_prefixes)
+    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes)
     env = simpy.Environment()
     with Progress(parts.workload.num_requests) as progress, _seldom_collected():
         try:

@@ -7,6 +7,7 @@ percentile is off by at most one part in 8192. Mean and standard deviation use e
 from __future__ import annotations
 
 from array import array
+from itertools import repeat
 from operator import sub
 
 import numpy as np
@@ -94,32 +95,30 @@ class Intervals(Samples):
 
     def __init__(self) -> None:
         super().__init__()
-        self._runs = array("q")  # how many values in a row
-        self._counted = array("q")  # … count how often each
+        self._shared_by = array("q")  # how often each value counts
 
     def add(self, value: float) -> None:
         """The interval of one sequence."""
-        self._runs.append(1)
-        self._counted.append(1)
+        self._shared_by.append(1)
         super().add(value)
 
     def add_intervals(self, times: list[float], count: int) -> None:
         """The intervals between all of `times`, for `count` sequences."""
-        self._runs.append(len(times) - 1)
-        self._counted.append(count)
         if len(times) == 2:
             self.values.append(times[1] - times[0])
+            self._shared_by.append(count)
         else:
             self.values.extend(map(sub, times[1:], times))
+            self._shared_by.extend(repeat(count, len(times) - 1))
         if len(self.values) >= EXACT:
             self._fold()
 
     def _counts(self) -> _Counts:
-        return np.repeat(np.asarray(self._counted), np.asarray(self._runs))
+        return np.array(self._shared_by)
 
     def _fold(self) -> None:
         super()._fold()
-        self._runs, self._counted = array("q"), array("q")
+        self._shared_by = array("q")
 
 
 def _quantile(values: _Values, upto: _Counts, q: float) -> float:

@@ -6,10 +6,14 @@ conformance cases. Which sequence asks, and who must go when there is no room, i
 
 from __future__ import annotations
 
+from collections import deque
+
 from sim.memory.interface import Occupancy
 from sim.memory.prefix import PrefixCache
 from sim.sequence import Sequence
 from workloads.errors import UserError
+
+_run_through = deque[None](maxlen=0).extend  # an iterator, for its effects
 
 
 class PagedMemory:
@@ -136,32 +140,21 @@ class PagedMemory:
         """Empty slots of its last block."""
         return len(sequence.blocks) * self.block_size - sequence.computed
 
-    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
-        """One block each from the front of the free list."""
-        size, internal = self.block_size, 0
-        filling = []
-        blocks = self._free if len(self._free) >= len(sequences) else self._take(len(sequences))[::-1]
-        for sequence in sequences:
-            table = sequence.blocks
-            table.append(blocks.pop())  # type: ignore[attr-defined]
-            beyond = len(table) * size - sequence.final + 1
-            if beyond > 0:
-                internal += beyond
-            else:
-                filling.append(sequence)
-        self._internal += internal
-        return filling, internal
-
-    def store(self, num_tokens: int) -> None:
-        """One slot each."""
+    def decode(self, tables: list[list[int]], num_tokens: int, never_filled: int) -> int:
+        """Blocks come from the front of the free list."""
         self._computed += num_tokens
+        self._internal += never_filled
+        if not tables:
+            return 0
+        from_cache = max(0, len(tables) - len(self._free))
+        _run_through(map(list.append, tables, self._take(len(tables))))
+        return from_cache
 
-    def complete(self, sequences: list[Sequence]) -> None:
-        """Registers the blocks (rule 4)."""
+    def complete(self, sequence: Sequence) -> None:
+        """Registers the block (rule 4)."""
         if self.prefix:
-            for sequence in sequences:
-                full = len(sequence.blocks)
-                self.prefix.register(sequence, full - 1, full * self.block_size)
+            full = len(sequence.blocks)
+            self.prefix.register(sequence, full - 1, full * self.block_size)
 
     def release(self, sequence: Sequence) -> None:
         """Rule 2: blocks without a key go to the front, the last of the table foremost; keyed ones to the back."""
@@ -185,11 +178,12 @@ class PagedMemory:
 
     def _take(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the free list, which has as many (rule 1)."""
-        from_stack = min(count, len(self._free))
-        blocks = self._free[: -from_stack - 1 : -1]
-        del self._free[len(self._free) - from_stack :]
-        if self.prefix:
-            blocks += self.prefix.evict(count - from_stack)
+        free = self._free
+        blocks = free[: -count - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        if len(blocks) < count:
+            assert self.prefix
+            blocks += self.prefix.evict(count - len(blocks))
         return blocks
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from sim.memory.interface import KVMemory
-from sim.plan import Preemption, StepPlan
+from sim.plan import Preemption, StepPlan, StepWork
 from sim.scheduler.queues import QueuePolicy
 from sim.scheduler.steady import SteadyDecodes
 from sim.sequence import Sequence
@@ -137,14 +137,15 @@ class ContinuousBatching:
         """Applies what the plan has computed: whoever has caught up gets one token, and finishes if it was the last.
 
         Args:
-            plan: has been executed, and cut to the steps that were. Its `takes` are filled in.
+            plan: has been executed, and cut to the steps that were. What became of the blocks it took is filled in.
 
         Returns:
             The finished sequences, in the order in which their blocks were freed (rule 16).
         """
         finished: list[Sequence] = []
         if plan.steady:
-            plan.takes = self._steady.go_on(plan.needs)
+            if plan.needs:
+                self._steady.go_on(plan)
             finished = self._steady.commit()
         num_steady = len(finished)
         for sequence, _ in plan.batch:
@@ -275,21 +276,31 @@ class ContinuousBatching:
             plan.batch.append((sequence, tokens))
 
     def _sum_up(self, plan: StepPlan) -> None:
-        work, steady, count = plan.work, self._steady, plan.steady
-        work.num_tokens = work.num_sequences = work.decode_sequences = work.num_generated = count
-        work.decode_context, work.decode_blocks = steady.context, steady.entries
+        steady, count = self._steady, plan.steady
         if not plan.batch:
+            plan.work = StepWork(count, count, 0, 0, 0, count, steady.context, steady.entries, count)
             return
-        work.num_sequences += len(plan.batch)
+        decodes, decode_context, decode_blocks, generated = count, steady.context, steady.entries, count
+        prefill_tokens = prefill_pairs = prefill_context = 0
         for sequence, tokens in plan.batch:
             context = sequence.computed
-            work.num_generated += context == sequence.known
+            generated += context == sequence.known
             if tokens == 1:
-                work.decode_sequences += 1
-                work.decode_context += context
-                work.decode_blocks += self.memory.table_entries(sequence)
+                decodes += 1
+                decode_context += context
+                decode_blocks += self.memory.table_entries(sequence)
             else:
-                work.prefill_tokens += tokens
-                work.prefill_context += context
-                work.prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
-        work.num_tokens = work.decode_sequences + work.prefill_tokens
+                prefill_tokens += tokens
+                prefill_context += context
+                prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
+        plan.work = StepWork(
+            count + len(plan.batch),
+            decodes + prefill_tokens,
+            prefill_tokens,
+            prefill_pairs,
+            prefill_context,
+            decodes,
+            decode_context,
+            decode_blocks,
+            generated,
+        )

@@ -54,7 +54,7 @@ def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Req
 
     memory.release = watching  # type: ignore[method-assign]
     with TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder), memory.num_slots, record)
+        recorder = Recorder(Path(folder), memory.num_slots, memory.block_size, record)
         env = simpy.Environment()
         engine = Engine(env, Arrivals(iter(requests)), scheduler, Uneven(), recorder, lambda done, now: None)
         env.process(engine.serve())
