@@ -95,20 +95,23 @@ class Engine:
         Raises:
             NoProgress: says who waits for what.
         """
-        scheduler, recorder, arrivals = self.scheduler, self.recorder, self.arrivals
+        scheduler, recorder, arrivals, timeout = self.scheduler, self.recorder, self.arrivals, self.env.timeout
         while True:
             if arrivals.next_s <= self.now:
                 for request in arrivals.until(self.now):
                     recorder.arrived(*scheduler.arrive(request))
-            due = min(arrivals.next_s, recorder.next_sample_s)
+            next_s, sample_s = arrivals.next_s, recorder.next_sample_s
+            due = next_s if next_s < sample_s else sample_s
             plan = scheduler.schedule(self._steps_until(due))
             if plan.work.num_tokens:
                 times = list(accumulate(self.timer.durations(plan), initial=self.now))
-                if times[-1] > due:  # it ends the leap at the first boundary between steps at or after it
+                end = times[-1]
+                if end > due and plan.needs:  # it ends the leap at the first boundary between steps at or after it
                     steps = bisect_left(times, due, 1)
                     plan.cut(steps)
                     del times[steps + 1 :]
-                yield self.env.timeout(times[-1] - self.now)
+                    end = times[-1]
+                yield timeout(end - self.now)
                 self._execute(plan, times)
             elif plan.preemptions:
                 self._execute(plan, [self.now, self.now])
@@ -139,13 +142,13 @@ class Engine:
 
     def _execute(self, plan: StepPlan, times: list[float]) -> None:
         """Commits a plan whose time has passed, and writes it down."""
-        scheduler, recorder = self.scheduler, self.recorder
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        occupancy = self._occupancy()
+        scheduler, recorder, waiting = self.scheduler, self.recorder, self.scheduler.waiting
+        num_running, num_waiting = len(scheduler.running), len(waiting)
+        occupancy = self._memory.occupancy(waiting.head() if num_waiting else None)
         self.now = end = times[-1]
         self._last_step_s = end - times[-2]
         finished = scheduler.commit(plan)
-        recorder.executed(plan, times, occupancy, running, waiting)
+        recorder.executed(plan, times, occupancy, num_running, num_waiting)
         if finished:
             for sequence in finished:
                 recorder.finished(sequence, end)

@@ -160,7 +160,7 @@ class Recorder:
             running: length of the running queue meanwhile.
             waiting: length of the waiting queue meanwhile.
         """
-        metrics, totals = self.metrics, self.metrics.totals
+        metrics, work = self.metrics, plan.work
         start, end, repeat = times[0], times[-1], len(times) - 1
         moved = self._moved(plan, times) if repeat > 1 else UNMOVED
         metrics.stretches.add(end - start, occupancy, running, waiting, moved)
@@ -172,7 +172,8 @@ class Recorder:
             self._one_by_one(plan, start, end)
         if start >= self._next_row_s:
             self._add_step(plan, times, occupancy, running, waiting)
-        totals.scheduled_tokens += plan.work.num_tokens * repeat
+        totals = metrics.totals
+        totals.scheduled_tokens += work.num_tokens * repeat
         totals.steps += repeat
 
     def finished(self, sequence: Sequence, now: float) -> None:

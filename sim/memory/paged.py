@@ -144,11 +144,13 @@ class PagedMemory:
         """Blocks come from the front of the free list."""
         self._computed += num_tokens
         self._internal += never_filled
-        if not tables:
-            return 0
-        from_cache = max(0, len(tables) - len(self._free))
-        _run_through(map(list.append, tables, self._take(len(tables))))
-        return from_cache
+        free = self._free
+        if len(tables) > len(free):
+            from_cache = len(tables) - len(free)
+            _run_through(map(list.append, tables, self._take(len(tables))))
+            return from_cache
+        _run_through(map(list.append, tables, iter(free.pop, None)))
+        return 0
 
     def complete(self, sequence: Sequence) -> None:
         """Registers the block (rule 4)."""

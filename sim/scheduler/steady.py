@@ -151,18 +151,18 @@ class SteadyDecodes:
 
     def commit(self) -> list[Sequence]:
         """The scheduled steps are over; returns who has finished with the last of them, in running order."""
-        clock = self._clock
+        clock, heap = self._clock, self._finishing
         tick = clock.committed = clock.scheduled
         finished: list[Sequence] = []
-        heap = self._finishing
         while heap and heap[0][0] == tick:
             _, order, place, sequence = heapq.heappop(heap)
             if place >= 0:
                 at = bisect_left(self._orders[place], order)
                 del self._orders[place][at], self._tables[place][at]
                 self._needs[place] -= 1
+            if self.tellers:
+                self.tellers -= _tells(sequence)
             self.count -= 1
-            self.tellers -= _tells(sequence)
             self.context -= sequence.computed
             self.entries -= self._memory.table_entries(sequence)
             sequence.keep_time(STILL)
