@@ -144,6 +144,8 @@ class PagedMemory:
         """Blocks come from the front of the free list."""
         self._computed += num_tokens
         self._internal += never_filled
+        if not tables:
+            return 0
         free = self._free
         if len(tables) > len(free):
             from_cache = len(tables) - len(free)

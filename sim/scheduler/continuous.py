@@ -214,7 +214,7 @@ class ContinuousBatching:
             for other in self._others:
                 tokens = min(other.known - other.computed, cap, self._budget)
                 need += self.memory.missing_blocks(other, other.computed + tokens)
-        return need <= self.memory.num_free_blocks
+        return not need or need <= self.memory.num_free_blocks
 
     def _schedule_others(self, plan: StepPlan, cap: int, budget: int) -> int:
         """Rules 7 to 11 for everyone who is not steady; returns the budget left."""
