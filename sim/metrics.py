@@ -23,10 +23,12 @@ class TimeAverage:
     Args:
         seconds: time integrated over.
         slots: slot-seconds of each waste name, in the order of `SHARES`.
+        saved: slot-seconds that sharing has saved.
     """
 
     seconds: float = 0.0
     slots: list[float] = field(default_factory=lambda: [0.0] * len(SHARES))
+    saved: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
 
@@ -34,7 +36,9 @@ class TimeAverage:
         """A stretch of `seconds` in which all of this held."""
         self.seconds += seconds
         slots = self.slots
-        used, reserved, internal, cached, external, idle, _ = occupancy
+        used, reserved, internal, cached, external, idle, _, saved = occupancy
+        if saved:
+            self.saved += saved * seconds
         slots[USED] += used * seconds
         slots[RESERVED] += reserved * seconds
         slots[INTERNAL] += internal * seconds
@@ -67,6 +71,14 @@ class TimeAverage:
         whole = self.seconds * num_slots
         return {f"{prefix}share_{name}": total / whole for name, total in zip(SHARES, self.slots, strict=True)}
 
+    def saved_by_sharing(self) -> float | None:
+        """Blocks saved by sharing over blocks needed without, averaged over time (Kwon et al., Fig. 15).
+
+        It is the average of the one over the average of the other, None if nobody held anything.
+        """
+        held = self.slots[USED] + self.slots[RESERVED] + self.slots[INTERNAL]
+        return self.saved / (held + self.saved) if held else None
+
 
 @dataclass(slots=True)
 class Totals:
@@ -85,6 +97,12 @@ class Totals:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     resume_hit_tokens: int = 0  # found again by sequences that come back after a preemption
+    swap_outs: int = 0  # preemptions by swap: requests, each with all its sequences
+    swap_ins: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    swap_s: float = 0.0  # time that steps waited for the link
+    blocks_copied: int = 0  # on write
 
 
 @dataclass(slots=True)
@@ -92,6 +110,7 @@ class Metrics:
     """Everything that `summary.json` says of the run."""
 
     num_slots: int
+    block_bytes: int = 0  # of KV in a block, over all GPUs
     totals: Totals = field(default_factory=Totals)
     whole: TimeAverage = field(default_factory=TimeAverage)
     saturated: TimeAverage = field(default_factory=TimeAverage)  # while at least one request waits
@@ -155,6 +174,14 @@ class Metrics:
             "prefix_queried_tokens": totals.prefix_queried_tokens,
             "prefix_hit_tokens": totals.prefix_hit_tokens,
             "resume_hit_tokens": totals.resume_hit_tokens,
+            "swap_outs": totals.swap_outs,
+            "swap_ins": totals.swap_ins,
+            "swapped_out_bytes": totals.blocks_swapped_out * self.block_bytes,
+            "swapped_in_bytes": totals.blocks_swapped_in * self.block_bytes,
+            "swap_s": totals.swap_s,
+            "blocks_copied": totals.blocks_copied,
+            "copied_bytes": totals.blocks_copied * self.block_bytes,
+            "saved_by_sharing": self.whole.saved_by_sharing(),
             "max_running": totals.max_running,
             "mean_running": self.whole.running / self.whole.seconds if self.whole.seconds else None,
             "mean_waiting": self.whole.waiting / self.whole.seconds if self.whole.seconds else None,
