@@ -15,6 +15,7 @@ from typing import Any
 
 import simpy
 
+from sim.link import Link
 from sim.memory.interface import KVMemory, Occupancy
 from sim.plan import StepPlan, StepTimer
 from sim.recorder import Recorder
@@ -67,6 +68,7 @@ class Engine:
         timer: says how long each takes.
         recorder: writes them down.
         report: called with requests ended and simulated seconds whenever a request has finished.
+        link: carries what a plan swaps, before its first step, whose duration includes it; None if the timer does that.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Engine:
         timer: StepTimer,
         recorder: Recorder,
         report: Callable[[int, float], None],
+        link: Link | None = None,
     ) -> None:
         self.env = env
         self.now = 0.0
@@ -86,6 +89,7 @@ class Engine:
         self.recorder = recorder
         self._memory: KVMemory = scheduler.memory
         self._report = report
+        self._link = link
         self._last_step_s = 0.0
         self._fruitless_tokens = 0  # computed since a sequence last gained a token
 
@@ -103,7 +107,9 @@ class Engine:
             next_s, sample_s = arrivals.next_s, recorder.next_sample_s
             due = next_s if next_s < sample_s else sample_s
             plan = scheduler.schedule(self._steps_until(due))
-            if plan.work.num_tokens:
+            if plan.swap_outs or plan.swap_ins:
+                yield from self._execute_with_swaps(plan)
+            elif plan.work.num_tokens:
                 times = list(accumulate(self.timer.durations(plan), initial=self.now))
                 end = times[-1]
                 if end > due and plan.needs:  # it ends the leap at the first boundary between steps at or after it
@@ -124,6 +130,16 @@ class Engine:
                     f"nothing can be scheduled any more: {scheduler.explain_stall()}. Take a larger pool or "
                     "scheduler.reject_oversize=true."
                 )
+
+    def _execute_with_swaps(self, plan: StepPlan) -> Generator[simpy.Event, Any, None]:
+        """One step, which starts when what it swaps has arrived; or only the swaps, if nothing is left to compute."""
+        swapped = 0.0
+        if self._link is not None:
+            swapped = yield from self._link.move(len(plan.swap_outs) + len(plan.swap_ins))
+        computed = self.timer.durations(plan)[0] if plan.work.num_tokens else 0.0
+        yield self.env.timeout(computed)
+        self.recorder.metrics.totals.swap_s += swapped
+        self._execute(plan, [self.now, self.now + (swapped + computed)])
 
     def _steps_until(self, due: float) -> int:
         """Steps until the time `due`, if they take as long as the last one did: an estimate to save work."""

@@ -24,6 +24,8 @@ class Hardware:
         bandwidth: peak of the device memory, bytes per second.
         interconnect_bandwidth: peak from one GPU to the others in *one* direction, bytes per second; vendors print
             the sum of both directions.
+        host_bandwidth: peak of the PCIe link between the GPU and its host in *one* direction, bytes per second; None
+            if nothing is to be said of it.
 
     Raises:
         UserError: a figure that is not positive.
@@ -34,10 +36,11 @@ class Hardware:
     flops_per_second: float
     bandwidth: float
     interconnect_bandwidth: float
+    host_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("memory_bytes", "flops_per_second", "bandwidth", "interconnect_bandwidth"):
-            if getattr(self, key) <= 0:
+        for key in ("memory_bytes", "flops_per_second", "bandwidth", "interconnect_bandwidth", "host_bandwidth"):
+            if (value := getattr(self, key)) is not None and value <= 0:
                 raise UserError(f"hardware {self.name}: {key} is {getattr(self, key)}; expected a number above 0.")
 
 

@@ -380,6 +380,22 @@ def pool_blocks(
     return fits
 
 
+def host_blocks(model: ModelSpec, deployment: Deployment, block_size: int, swap_space: float) -> int:
+    """Blocks that fit into host memory set aside for swapped sequences.
+
+    Args:
+        block_size: tokens of a block.
+        swap_space: GiB of host memory for each GPU; the stage with most layers decides.
+
+    Raises:
+        UserError: a negative size.
+    """
+    if swap_space < 0:
+        raise UserError(f"memory.swap_space is {swap_space}; expected a number of GiB, 0 or more.")
+    block_bytes = block_size * max(stage.kv_bytes_per_token for stage in stages(model, deployment))
+    return int(swap_space * GIB) // block_bytes
+
+
 def _kv_room(model: ModelSpec, hardware: Hardware, deployment: Deployment, stage: Stage, others: int) -> int:
     """Bytes for KV on a GPU of `stage`."""
     if deployment.kv_cache_memory_bytes is not None:

@@ -37,6 +37,7 @@ _FIRST_SHARE, _RUNNING, _WAITING, _FIRST_MOVED = (
     2 + len(Occupancy._fields),
     -len(UNMOVED),
 )
+_SAVED = 1 + Occupancy._fields.index("saved")
 _WIDTH = _WAITING + 1 + len(UNMOVED)
 
 
@@ -47,10 +48,12 @@ class TimeAverage:
     Args:
         seconds: time integrated over.
         slots: shape (6,), slot-seconds of each waste name, in the order of `SHARES`.
+        saved: slot-seconds that sharing has saved.
     """
 
     seconds: float = 0.0
     slots: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(SHARES)))
+    saved: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
 
@@ -69,6 +72,7 @@ class TimeAverage:
             slots[target] += slot_seconds
         self.slots += slots
         self.seconds += float(seconds.sum())
+        self.saved += float((rows[:, _SAVED] * seconds).sum())
         self.running += float((rows[:, _RUNNING] * seconds).sum())
         self.waiting += float((rows[:, _WAITING] * seconds).sum())
 
@@ -83,6 +87,14 @@ class TimeAverage:
             return dict.fromkeys((f"{prefix}share_{name}" for name in SHARES), None)
         whole = self.seconds * num_slots
         return {f"{prefix}share_{name}": total / whole for name, total in zip(SHARES, self.slots.tolist(), strict=True)}
+
+    def saved_by_sharing(self) -> float | None:
+        """Blocks saved by sharing over blocks needed without, averaged over time (Kwon et al., Fig. 15).
+
+        It is the average of the one over the average of the other, None if nobody held anything.
+        """
+        held = float(self.slots[_USED] + self.slots[_RESERVED] + self.slots[_INTERNAL])
+        return self.saved / (held + self.saved) if held else None
 
 
 class Stretches:
@@ -132,6 +144,12 @@ class Totals:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     resume_hit_tokens: int = 0  # found again by sequences that come back after a preemption
+    swap_outs: int = 0  # preemptions by swap: requests, each with all its sequences
+    swap_ins: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
+    swap_s: float = 0.0  # time that steps waited for the link
+    blocks_copied: int = 0  # on write
 
 
 @dataclass(slots=True)
@@ -139,6 +157,7 @@ class Metrics:
     """Everything that `summary.json` says of the run."""
 
     num_slots: int
+    block_bytes: int = 0  # of KV in a block, over all GPUs
     totals: Totals = field(default_factory=Totals)
     stretches: Stretches = field(default_factory=Stretches)
     ttft: Samples = field(default_factory=Samples)
@@ -189,6 +208,14 @@ class Metrics:
             "prefix_queried_tokens": totals.prefix_queried_tokens,
             "prefix_hit_tokens": totals.prefix_hit_tokens,
             "resume_hit_tokens": totals.resume_hit_tokens,
+            "swap_outs": totals.swap_outs,
+            "swap_ins": totals.swap_ins,
+            "swapped_out_bytes": totals.blocks_swapped_out * self.block_bytes,
+            "swapped_in_bytes": totals.blocks_swapped_in * self.block_bytes,
+            "swap_s": totals.swap_s,
+            "blocks_copied": totals.blocks_copied,
+            "copied_bytes": totals.blocks_copied * self.block_bytes,
+            "saved_by_sharing": whole.saved_by_sharing(),
             "max_running": self.stretches.max_running,
             "mean_running": whole.running / whole.seconds if whole.seconds else None,
             "mean_waiting": whole.waiting / whole.seconds if whole.seconds else None,

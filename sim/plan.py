@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sim.sequence import Sequence
 
@@ -28,6 +28,7 @@ class StepWork:
         decode_context: KV tokens that the decodes read, the new one included.
         decode_blocks: blocks that hold them: the block-table entries a paged kernel looks up, 0 for contiguous memory.
         num_generated: sequences that have then computed all their known tokens and so gain one.
+        copied_slots: slots of the blocks that are copied to others before anything is computed.
     """
 
     num_sequences: int = 0
@@ -39,6 +40,7 @@ class StepWork:
     decode_context: int = 0
     decode_blocks: int = 0
     num_generated: int = 0
+    copied_slots: int = 0
 
 
 NO_WORK = StepWork()
@@ -46,19 +48,29 @@ NO_WORK = StepWork()
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A running sequence has lost its blocks and will compute its tokens again.
+    """A running request has lost its blocks: it will compute its tokens again, or has them moved to the host.
 
     Args:
-        victim: who lost them.
-        because: who needed the room; may be the victim itself.
-        blocks: how many blocks it held.
-        tokens: how many of its tokens were stored in them.
+        victim: who lost them; of several sequences of a request the first, for they come and go together.
+        because: who needed the room; may be the victim itself, or another sequence of its request.
+        blocks: how many blocks they held; a block that they share counts once, and goes to the host once.
+        tokens: how many of their tokens were stored in them, likewise.
+        recovery: how it gets them back.
     """
 
     victim: Sequence
     because: Sequence
     blocks: int
     tokens: int
+    recovery: Literal["recompute", "swap"] = "recompute"
+
+
+Pairs = tuple[tuple[int, int], ...]
+Blocks = tuple[tuple[Sequence, int], ...]
+Forks = tuple[tuple[Sequence, Sequence], ...]
+NO_PAIRS: Pairs = ()
+NO_BLOCKS: Blocks = ()
+NO_FORKS: Forks = ()
 
 
 class StepPlan:
@@ -73,6 +85,15 @@ class StepPlan:
         resumed: taken from the waiting queue after a preemption, in that order.
         hits: prefix-cache hit in tokens of each admitted or resumed sequence, admission by admission.
         preemptions: in the order in which they happened.
+        swap_outs: (device block, host block) of each block that is moved to the host. An executor does this first: the
+            device blocks may be handed out again in this very plan.
+        swap_ins: (host block, device block) of each block that is moved back, after that.
+        copies: (source, destination) of each block that is copied on the device, after that and before anything is
+            computed. No block is both, and none is a destination twice.
+        forks: (parent, child) of each fork since the plan before: the child goes on from what the parent has said. A
+            parent may be a child too; what counts is what it was before all of them.
+        returned: whose blocks were moved back, and how many.
+        copied: how many blocks were copied for whom.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
         gained: sequences of the batch that have gained a token; known once the plan is committed.
         needs: blocks that fall due in each step after the first; one entry each.
@@ -85,13 +106,19 @@ class StepPlan:
     __slots__ = (
         "admitted",
         "batch",
+        "copied",
+        "copies",
         "evicted",
+        "forks",
         "gained",
         "hits",
         "needs",
         "preemptions",
         "resumed",
+        "returned",
         "steady",
+        "swap_ins",
+        "swap_outs",
         "unfilled",
         "woken",
         "work",
@@ -104,6 +131,13 @@ class StepPlan:
         self.resumed: list[Sequence] = []
         self.hits: list[tuple[Sequence, int]] = []
         self.preemptions: list[Preemption] = []
+        # Most plans move no block; they share the emptiness.
+        self.swap_outs: Pairs = NO_PAIRS
+        self.swap_ins: Pairs = NO_PAIRS
+        self.copies: Pairs = NO_PAIRS
+        self.forks: Forks = NO_FORKS
+        self.returned: Blocks = NO_BLOCKS
+        self.copied: Blocks = NO_BLOCKS
         self.woken: list[Sequence] = []
         self.gained: list[Sequence] = []
         self.needs: list[int] = []

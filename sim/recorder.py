@@ -56,14 +56,14 @@ REQUESTS = pa.schema(
         ("request_id", pa.int64()),
         ("arrival_s", pa.float64()),
         ("prompt_tokens", pa.int64()),
-        ("output_tokens", pa.int64()),  # asked for
+        ("output_tokens", pa.int64()),  # asked for, of each output
         ("priority", pa.int64()),
         ("status", pa.string()),  # finished, rejected or unfinished
         ("finish_reason", pa.string()),  # stop: all output; length: cut off at the model limit; else why rejected
         ("first_scheduled_s", pa.float64()),
         ("first_token_s", pa.float64()),
         ("finish_s", pa.float64()),
-        ("generated_tokens", pa.int64()),
+        ("generated_tokens", pa.int64()),  # over all outputs
         ("preemptions", pa.int64()),
         ("hit_tokens", pa.int64()),  # prefix-cache hit at the first admission
     ]
@@ -86,18 +86,21 @@ STEPS = pa.schema(
         ("external", pa.int64()),
         ("idle", pa.int64()),
         ("largest_free_run", pa.int64()),
+        ("saved", pa.int64()),  # more slots that would be held if nobody shared
     ]
 )
 EVENTS = pa.schema(
     [
         ("time_s", pa.float64()),
         ("step", pa.int64()),
-        ("event", pa.string()),  # preemption or rejection
+        # preemption; swap_out, right behind the preemption that it recovers from; swap_in; copy (of shared blocks that
+        # one of the request's sequences writes to); rejection
+        ("event", pa.string()),
         ("request_id", pa.int64()),
         ("cause", pa.string()),
         ("because_of", pa.int64()),  # the request that needed the room
-        ("blocks", pa.int64()),
-        ("tokens", pa.int64()),
+        ("blocks", pa.int64()),  # that were lost, moved or copied; one that several sequences share counts once
+        ("tokens", pa.int64()),  # preemption: lost, to be computed again; swap_out: kept on the host; else 0
     ]
 )
 
@@ -162,7 +165,7 @@ class Recorder:
         """
         metrics, work = self.metrics, plan.work
         start, end, repeat = times[0], times[-1], len(times) - 1
-        moved = self._moved(plan, times) if repeat > 1 else UNMOVED
+        moved = self._within_leap(plan, times) if repeat > 1 else UNMOVED
         metrics.stretches.add(end - start, occupancy, running, waiting, moved)
         if plan.steady:  # they had their last token at the end of the step before
             metrics.itl.add_intervals(times, plan.steady)
@@ -177,7 +180,7 @@ class Recorder:
         totals.steps += repeat
 
     def finished(self, sequence: Sequence, now: float) -> None:
-        """A request has got its last token."""
+        """A request has got its last token; of several outputs, all have, and times per token are those of one."""
         request, metrics, totals = sequence.request, self.metrics, self.metrics.totals
         generated = sequence.generated
         assert sequence.first_token_s is not None
@@ -189,7 +192,7 @@ class Recorder:
         metrics.last_finish_s = now
         totals.completed += 1
         totals.input_tokens += request.prompt_tokens
-        totals.output_tokens += generated
+        totals.output_tokens += generated * request.num_outputs
         cut_off = generated < request.output_tokens
         totals.cut_off += cut_off
         self._add_request(sequence, "finished", "length" if cut_off else "stop", now)
@@ -222,7 +225,7 @@ class Recorder:
         self._tables.append(table)
         return table
 
-    def _moved(self, plan: StepPlan, times: list[float]) -> Moved:
+    def _within_leap(self, plan: StepPlan, times: list[float]) -> Moved:
         """What changed in the pool between the steps of a plan, weighted by the time that was left of it then."""
         end, size = times[-1], self._block_size
         left = [end - time for time in times[1:-1]]  # of the plan, at the beginning of each further step
@@ -256,6 +259,8 @@ class Recorder:
                 totals.prefix_hit_tokens += sequence.hit_tokens or 0
         if plan.resumed:
             totals.resume_hit_tokens += sum(hit for sequence, hit in plan.hits if sequence.preemptions)
+        if plan.copied or plan.returned:
+            self._moved(plan, start)
         for sequence in plan.gained:
             if sequence.last_token_s is None:
                 sequence.first_token_s = end
@@ -265,12 +270,30 @@ class Recorder:
 
     def _preempted(self, preemption: Preemption, now: float) -> None:
         totals = self.metrics.totals
+        swapped = preemption.recovery == "swap"
         totals.preemptions += 1
-        totals.tokens_recomputed += preemption.tokens
         victim, because = preemption.victim.request.request_id, preemption.because.request.request_id
         cause = "itself" if victim == because else "growth of another request"
-        row = (now, totals.steps, "preemption", victim, cause, because, preemption.blocks, preemption.tokens)
-        self._events.add(row)
+        blocks, lost = preemption.blocks, 0 if swapped else preemption.tokens
+        self._events.add((now, totals.steps, "preemption", victim, cause, because, blocks, lost))
+        totals.tokens_recomputed += lost
+        if swapped:
+            totals.swap_outs += 1
+            totals.blocks_swapped_out += blocks
+            self._events.add((now, totals.steps, "swap_out", victim, cause, because, blocks, preemption.tokens))
+
+    def _moved(self, plan: StepPlan, now: float) -> None:
+        """Blocks that came back from the host, and those that were copied."""
+        totals = self.metrics.totals
+        for sequence, blocks in plan.returned:
+            totals.swap_ins += 1
+            totals.blocks_swapped_in += blocks
+            request_id = sequence.request.request_id
+            self._events.add((now, totals.steps, "swap_in", request_id, "room again", None, blocks, 0))
+        for sequence, blocks in plan.copied:
+            totals.blocks_copied += blocks
+            request_id = sequence.request.request_id
+            self._events.add((now, totals.steps, "copy", request_id, "write to a shared block", None, blocks, 0))
 
     def _add_step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
         work, start = plan.work, times[0]
@@ -308,7 +331,7 @@ class Recorder:
                 sequence.first_scheduled_s,
                 sequence.first_token_s,
                 finish_s,
-                sequence.generated,
+                sequence.generated_in_all,
                 sequence.preemptions,
                 sequence.hit_tokens,
             )

@@ -16,7 +16,8 @@ from sim.config import build, fill, resolved, typed, whole_number
 from sim.engine import Arrivals, Engine
 from sim.files import write_text
 from sim.hardware import Deployment, Hardware
-from sim.kv_layout import ModelSpec, kv_bytes_per_token, model_len, pool_blocks
+from sim.kv_layout import ModelSpec, host_blocks, kv_bytes_per_token, model_len, pool_blocks
+from sim.link import Link, TransferTime
 from sim.memory.interface import KVMemory
 from sim.plan import StepTimer
 from sim.progress import Progress
@@ -24,6 +25,8 @@ from sim.recorder import Record, Recorder, Status
 from sim.scheduler.continuous import ContinuousBatching
 from workloads.limit import FirstRequests
 from workloads.request import Workload
+from workloads.sampling import Sampling
+from workloads.several_outputs import SeveralOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Parts:
     memory: KVMemory
     scheduler: ContinuousBatching
     timer: StepTimer
+    transfers: TransferTime
 
 
 def assemble(config: DictConfig) -> Parts:
@@ -51,15 +55,24 @@ def assemble(config: DictConfig) -> Parts:
     limit = model_len(model, deployment)
     leap = typed(config.engine.leap, bool, "engine.leap")
     given = config.memory.get("num_blocks")
+    block_size = whole_number(config, "memory.block_size", 1)
     num_blocks = pool_blocks(
         model,
         hardware,
         deployment,
-        block_size=whole_number(config, "memory.block_size", 1),
+        block_size=block_size,
         num_blocks=None if given is None else whole_number(config, "memory.num_blocks", 1),
         max_num_seqs=whole_number(config, "scheduler.max_num_seqs", 1),
     )
-    memory = build(config.memory, "memory", num_blocks=num_blocks, max_model_len=limit)
+    swap_space: float = typed(config.memory.get("swap_space", 0.0), float, "memory.swap_space")
+    memory = build(
+        config.memory,
+        "memory",
+        ("swap_space",),
+        num_blocks=num_blocks,
+        max_model_len=limit,
+        num_host_blocks=host_blocks(model, deployment, block_size, swap_space),
+    )
     return Parts(
         model=model,
         hardware=hardware,
@@ -68,6 +81,9 @@ def assemble(config: DictConfig) -> Parts:
         memory=memory,
         scheduler=build(config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap),
         timer=build(config.timing, "timing", model=model, hardware=hardware, deployment=deployment),
+        transfers=build(
+            config.link, "link", model=model, hardware=hardware, deployment=deployment, block_size=block_size
+        ),
     )
 
 
@@ -95,17 +111,19 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
     recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes)
+    recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
     env = simpy.Environment()
     with Progress(parts.workload.num_requests) as progress, _seldom_collected():
         try:
             arrivals = Arrivals(iter(parts.workload))
-            engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update)
+            link = Link(env, parts.transfers)
+            engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update, link)
             env.process(engine.serve())
             env.run()
         except BaseException as error:  # whatever ends the run, what was recorded of it is kept
             stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             try:
-                for sequence in (*parts.scheduler.running, *parts.scheduler.waiting):
+                for sequence in parts.scheduler.unfinished():
                     recorder.unfinished(sequence)
                 recorder.close(stopped, facts, f"{error}" or type(error).__name__)
             finally:
@@ -127,13 +145,21 @@ def _seldom_collected() -> Iterator[None]:
 
 def dropped(workload: Workload) -> dict[str, int]:
     """Rows of a trace that were left out, by cause; readers count them, generators drop nothing."""
-    inner = workload.workload if isinstance(workload, FirstRequests) else workload
-    return dict(getattr(inner, "dropped", {}))
+    while isinstance(workload, (FirstRequests, SeveralOutputs)):
+        workload = workload.workload
+    return dict(getattr(workload, "dropped", {}))
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:
-    """The workload, cut to `workload.limit` requests."""
+    """The workload, cut to `workload.limit` requests, which all ask for `workload.sampling`."""
     seed = whole_number(config, "seed", 0)
-    workload: Workload = build(config.workload, "workload", ("limit",), seed=seed, max_model_len=max_model_len)
+    aside = ("limit", "sampling")
+    workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
-    return workload if limit is None else FirstRequests(workload, limit)
+    if limit is not None:
+        workload = FirstRequests(workload, limit)
+    asked = config.workload.get("sampling")
+    if asked is None:
+        return workload
+    sampling: Sampling = build(asked, "workload.sampling", seed=seed)
+    return SeveralOutputs(workload, sampling)

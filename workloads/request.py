@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from workloads.sampling import Sampling
+
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
@@ -37,11 +39,12 @@ class Request(NamedTuple):
         request_id: position in the workload, from 0.
         arrival_s: seconds since the workload's time zero; never decreasing from one request to the next.
         prompt_tokens: tokens of the prompt; at least 1.
-        output_tokens: tokens that will be generated; at least 1. The simulator knows this, a scheduler may not use
-            it unless its rule is an oracle's.
+        output_tokens: tokens that will be generated, for each output; at least 1. The simulator knows this, a
+            scheduler may not use it unless its rule is an oracle's.
         priority: smaller goes first under a priority policy.
         prompt: what the prompt says, for prefix caching; None if only its length is known, and then it shares
             nothing with any other.
+        sampling: how several outputs of the prompt come about; None if it has one.
     """
 
     request_id: int
@@ -50,6 +53,12 @@ class Request(NamedTuple):
     output_tokens: int
     priority: int = 0
     prompt: TokenIds | HashIds | None = None
+    sampling: Sampling | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of this prompt."""
+        return 1 if self.sampling is None else self.sampling.num_outputs
 
 
 class Workload(Protocol):

@@ -21,6 +21,7 @@ class Occupancy(NamedTuple):
         external: free, and together enough for the waiting head, but no usable run or region is.
         idle: free otherwise.
         largest_free_run: most slots that one allocation could get now; reported beside the total.
+        saved: slots of the blocks that would be needed on top if nobody shared; reported beside the total.
     """
 
     used: int
@@ -30,6 +31,7 @@ class Occupancy(NamedTuple):
     external: int
     idle: int
     largest_free_run: int
+    saved: int = 0
 
 
 class KVMemory(Protocol):
@@ -104,6 +106,50 @@ class KVMemory(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""
+
+    @property
+    def can_share(self) -> bool:
+        """Whether sequences can hold the same blocks; only then `fork` may be called."""
+
+    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Lets the children, which hold nothing, hold what the parent holds, and have computed what it has.
+
+        From then on `grow` gives whoever writes into a partly filled block that others hold a copy of its own
+        (copy-on-write), and the last holder writes in place.
+        """
+
+    def take_copies(self) -> list[tuple[Sequence, int, int]]:
+        """Who had which block copied to which since the last call: no block is both, and none is copied to twice."""
+
+    def take_back(self, sequence: Sequence, num_tokens: int) -> None:
+        """Undoes the `grow` of a plan that will not be executed for this sequence: only `num_tokens` are computed.
+
+        If it shared its last block before, so did others, and theirs is taken back too.
+        """
+
+    def swap_out(self, sequences: list[Sequence]) -> list[tuple[int, int]] | None:
+        """Moves all that the sequences of one request hold to the host; their block tables are empty afterwards.
+
+        Returns:
+            (device block, host block) of each block; None if the host has no room, and then nothing has changed.
+        """
+
+    def swap_in(
+        self, sequences: list[Sequence], num_tokens: list[int], others_run: bool
+    ) -> list[tuple[int, int]] | None:
+        """Moves all that `swap_out` took from the sequences of one request back, and shares what was shared.
+
+        Args:
+            sequences: the same as in `swap_out`.
+            num_tokens: tokens that each will have computed after the step, for which `grow` will then have room.
+            others_run: whether another sequence is running; a watermark counts only then.
+
+        Returns:
+            (host block, device block) of each block; None if there is no room, and then nothing has changed.
+        """
+
+    def is_swapped(self, sequence: Sequence) -> bool:
+        """Whether the sequence's blocks are on the host."""
 
     def occupancy(self, head: Sequence | None) -> Occupancy:
         """Names every slot.

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import chain, count, islice
 
+from sim.memory.holders import Holders
 from sim.sequence import Sequence
 from workloads.errors import UserError
 from workloads.request import HashIds, Request, TokenIds
+from workloads.sampling import BeamSearch
 
 
 class PrefixCache:
@@ -24,12 +26,12 @@ class PrefixCache:
 
     Args:
         block_size: tokens in a block.
+        holders: of all blocks of the pool.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, holders: Holders) -> None:
         self.block_size = block_size
-        self.shared = 0  # table entries beyond the first of each block
-        self._holders: dict[int, int] = {}  # of the blocks that more than one sequence holds
+        self._holders = holders
         self._live: set[Sequence] = set()
         # Keys are kept only where another sequence, or the same after a preemption, could ask for the block.
         self._key_of: dict[int, Hashable] = {}
@@ -82,8 +84,7 @@ class PrefixCache:
                 self._evictable.remove(block)
                 self._outdated[block] = self._outdated.get(block, 0) + 1
             else:
-                self._holders[block] = self._holders.get(block, 1) + 1
-                self.shared += 1
+                self._holders.add(block)
 
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
@@ -123,6 +124,13 @@ class PrefixCache:
             for block, key in zip(blocks, keys, strict=False):
                 self._note(block, key)
 
+    def unregister(self, sequence: Sequence, num_tokens: int) -> None:
+        """Takes the keys back from blocks that are full only if more than `num_tokens` tokens are computed."""
+        for block in sequence.blocks[num_tokens // self.block_size : sequence.computed // self.block_size]:
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                self._forget(block, key)
+
     def _note(self, block: int, key: Hashable) -> None:
         self._key_of[block] = key
         same = self._blocks_of.get(key)
@@ -134,35 +142,30 @@ class PrefixCache:
             same.append(block)
 
     def release(self, sequence: Sequence) -> list[int]:
-        """Drops a holder from each block, the last first; keyed ones without another queue for eviction so (rule 2).
+        """Drops a holder from each full block, the last first; keyed ones without another queue for eviction so (rule 2).
 
         Returns:
-            The blocks left with neither holder nor key, in table order.
+            The blocks that carry no key, in table order; they may have other holders.
         """
         full = sequence.computed // self.block_size  # every full block carries a key, and no other does
         keyed = sequence.blocks[full - 1 :: -1] if full else []
         self._live.remove(sequence)
         if sequence.known < sequence.final:  # it comes back, and may find blocks that nobody else could ask for
-            for position in range(len(comparable_keys(sequence, self.block_size)), full):
+            for position in range(len(comparable_keys(sequence, self.block_size)), self._own(sequence, full)):
                 if (block := sequence.blocks[position]) not in self._key_of:
                     self._note(block, _own_key(sequence, position))
-        if self._holders:
-            keyed = [block for block in keyed if not self._shared_further(block)]
+        if self._holders.shared:
+            keyed = [block for block in keyed if not self._holders.leave(block)]
         self._evictable.update(keyed)
         self._queue.extend(keyed)
         return list(sequence.blocks[full:])
 
-    def _shared_further(self, block: int) -> bool:
-        """Drops a holder from the block if it has several."""
-        holders = self._holders.get(block)
-        if holders is None:
-            return False
-        self.shared -= 1
-        if holders > 2:
-            self._holders[block] = holders - 1
-        else:
-            del self._holders[block]
-        return True
+    def _own(self, sequence: Sequence, full: int) -> int:
+        """How many of its first `full` blocks it finds again by its own keys: of several outputs, only the prompt's.
+
+        Behind the prompt, one key would stand for a different text in each of them.
+        """
+        return full if sequence.group is None else min(full, sequence.request.prompt_tokens // self.block_size)
 
     def _pass_over(self, block: int) -> None:
         left = self._outdated[block] - 1
@@ -186,6 +189,9 @@ def _own_key(sequence: Sequence, position: int) -> Hashable:
 def comparable_keys(sequence: Sequence, block_size: int) -> list[Hashable]:
     """The keys of its first full blocks, as far as another sequence could hold the same. Made once, kept with it.
 
+    An output that is known beforehand is the one of a single sequence, or the first of several drawn in parallel; which
+    beam it will be, if any, is not known.
+
     Raises:
         UserError: prompt known by hash ids of blocks that neither divide ours nor are a multiple of them.
     """
@@ -194,7 +200,8 @@ def comparable_keys(sequence: Sequence, block_size: int) -> list[Hashable]:
             case None:
                 sequence.keys = []
             case TokenIds(ids):
-                sequence.keys = _digests(ids, block_size)
+                beams = isinstance(sequence.request.sampling, BeamSearch)
+                sequence.keys = _digests(ids[: sequence.request.prompt_tokens] if beams else ids, block_size)
             case HashIds(ids, hash_block):
                 sequence.keys = _from_hash_ids(sequence.request, ids, hash_block, block_size)
     return sequence.keys

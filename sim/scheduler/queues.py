@@ -1,6 +1,6 @@
 """Who waits in which order, and who must go when the pool is full: vLLM's two scheduling policies (0.33).
 
-Rule numbers are those of the vLLM conformance cases.
+Rule numbers are those of the vLLM conformance cases. Other choices of a victim are in `victims.py`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol
 
+from sim.scheduler.victims import rank
 from sim.sequence import Sequence
 
 
@@ -70,14 +72,48 @@ class Priority(list[Sequence]):
         return self[-1]
 
     def arrive(self, sequence: Sequence) -> None:
-        bisect.insort(self, sequence, key=lambda other: tuple(-part for part in _rank(other)))
+        bisect.insort(self, sequence, key=lambda other: tuple(-part for part in rank(other)))
 
     return_preempted = arrive
 
     def victim(self, running: dict[Sequence, None]) -> Sequence:
-        return max(running, key=_rank)
+        return max(running, key=rank)
 
 
-def _rank(sequence: Sequence) -> tuple[float, float, int]:
-    request = sequence.request
-    return request.priority, request.arrival_s, request.request_id
+class Swapped(list[Sequence]):
+    """Whoever was swapped out, each request by its first sequence, earlier arrivals first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a request whose blocks have gone to the host."""
+        bisect.insort(self, sequence, key=lambda other: other.request.request_id)
+
+
+class SwappedFirst:
+    """A waiting queue in front of which those stand that are swapped out: nobody new comes in before them (vLLM v0).
+
+    Args:
+        policy: everyone else's queue.
+        swapped: those in front, in their order.
+    """
+
+    def __init__(self, policy: QueuePolicy, swapped: Swapped) -> None:
+        self._policy = policy
+        self._swapped = swapped
+        self.arrive = policy.arrive
+        self.return_preempted = policy.return_preempted
+        self.victim = policy.victim
+
+    def __len__(self) -> int:
+        return len(self._swapped) + len(self._policy)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain(self._swapped, self._policy)
+
+    def head(self) -> Sequence:
+        return self._swapped[0] if self._swapped else self._policy.head()
+
+    def pop(self) -> Sequence:
+        return self._swapped.pop(0) if self._swapped else self._policy.pop()

@@ -16,6 +16,7 @@ tensor-parallel group (all do the same at the same time):
 - **pipeline**: one batch is in flight, so the stages take turns: the sum over all layers and a transfer of the
   activations between stages. A pipeline then saves memory and no time; engines that keep more batches in flight gain
   throughput, not latency.
+- **copies** of shared blocks that are written to: every byte read once and written once.
 - **step overhead**: host work that is not hidden behind the GPU.
 
 A sliding layer reads at most its window. `StepWork` has only sums over the batch, so the bound is applied to the sums:
@@ -48,7 +49,7 @@ class Roofline(WorkTimer):
         compute_efficiency: reached share of peak FLOPs in dense layers, above 0 and at most 1.
         bandwidth_efficiency: reached share of peak memory bandwidth when weights are read.
         attention_compute_efficiency: reached share of peak FLOPs in attention.
-        attention_bandwidth_efficiency: reached share of peak memory bandwidth when KV is read.
+        attention_bandwidth_efficiency: reached share of peak memory bandwidth when KV is read or copied.
         interconnect_efficiency: reached share of the link's peak.
         allreduce_latency: seconds of an all-reduce of nothing.
         step_overhead: seconds of host time that each step adds.
@@ -128,6 +129,7 @@ class Roofline(WorkTimer):
         num_full = model.num_layers - num_sliding
         kv_read = kv_bytes_per_layer(model, deployment) / bandwidth
         self._window = model.sliding_window.tokens if model.sliding_window else 0
+        self._slot_copy = 2 * kv_read * model.num_layers
         self._full_layers, self._sliding_layers = num_full, num_sliding
         self._pair_compute, self._decode_compute, self._kv_read = pair_flops / flops, decode_flops / flops, kv_read
         entries = kv_heads_per_rank(model, deployment.tensor_parallel) * model.num_layers
@@ -150,6 +152,8 @@ class Roofline(WorkTimer):
             total += self._decode_attention(work.decode_sequences, work.decode_context, work.decode_blocks)
         if work.prefill_tokens:
             total += self._prefill_attention(work)
+        if work.copied_slots:
+            total += work.copied_slots * self._slot_copy
         return total
 
     def durations(self, plan: StepPlan) -> list[float]:

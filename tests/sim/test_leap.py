@@ -27,7 +27,7 @@ from workloads.request import HashIds, Request, TokenIds
 
 CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "data" / "conformance").glob("*/config.json"))
 MODEL_LIMIT = 64
-INTEGRALS = ("share_", "saturated_", "mean_running", "mean_waiting", "mean_itl", "std_itl")
+INTEGRALS = ("share_", "saved_by_sharing", "saturated_", "mean_running", "mean_waiting", "mean_itl", "std_itl")
 
 
 class Uneven(WorkTimer):

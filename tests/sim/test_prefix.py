@@ -146,13 +146,14 @@ def test_a_request_admitted_in_the_same_step_hits_what_was_only_scheduled() -> N
 
 
 def test_a_shared_block_counts_once_and_is_free_only_when_its_last_holder_has_gone() -> None:
-    # Two sequences of 3 tokens share block 1: 2 + 1 + 1 slots are used, and each will fill one more (3 + 2 store 4).
+    # Two sequences of 3 tokens share block 1: 2 + 1 + 1 slots are used, and each will fill one more (3 + 2 store 4). That
+    # saves a block of 2.
     memory = pool(4)
     first, second = spelled(1, 2, 3, request_id=0), spelled(1, 2, 3, request_id=1)
     admit(memory, first)
     admit(memory, second)
     assert (first.blocks, second.blocks) == ([1, 2], [1, 3])
-    assert memory.occupancy(None) == Occupancy(4, 2, 0, 0, 0, 2, largest_free_run=2)
+    assert memory.occupancy(None) == Occupancy(4, 2, 0, 0, 0, 2, largest_free_run=2, saved=2)
     memory.release(first)
     assert memory.free_list() == [2, 4]
     assert memory.occupancy(None) == Occupancy(3, 1, 0, 0, 0, 4, largest_free_run=4)

@@ -110,8 +110,8 @@ def test_columns_are_those_that_readers_of_a_run_folder_count_on(preempted: Path
         for name, kind in columns.items():
             expected = "string" if name in text else "double" if name in times else "int64"
             assert kind == expected, name
-    pool = ["used", "reserved", "internal", "cached", "external", "idle", "largest_free_run"]
-    assert list(kinds["steps"])[-7:] == pool
+    pool = ["used", "reserved", "internal", "cached", "external", "idle", "largest_free_run", "saved"]
+    assert list(kinds["steps"])[-8:] == pool
     assert {"request_id", "arrival_s", "prompt_tokens", "output_tokens", "finish_s"} <= kinds["requests"].keys()
 
 
