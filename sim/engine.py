@@ -136,7 +136,8 @@ class Engine:
         swapped = 0.0
         if self._link is not None:
             swapped = yield from self._link.move(len(plan.swap_outs) + len(plan.swap_ins))
-        computed = self.timer.durations(plan)[0] if plan.work.num_tokens else 0.0
+        executed = plan.work.num_tokens > 0 or self._link is None  # then the timer does the swaps too
+        computed = self.timer.durations(plan)[0] if executed else 0.0
         yield self.env.timeout(computed)
         self.recorder.metrics.totals.swap_s += swapped
         self._execute(plan, [self.now, self.now + (swapped + computed)])

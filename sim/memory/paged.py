@@ -151,7 +151,7 @@ class PagedMemory:
         return True
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Rule 8: blocks for all tokens, less those it has; and one for the copy of a shared block that it writes to."""
+        """Rule 8: blocks for all tokens, less those it has; and one to copy a shared block to that it writes in."""
         missing = self._blocks_for(num_tokens) - len(sequence.blocks)
         return missing + 1 if self._open and self._shares_last(sequence) else missing
 
@@ -339,7 +339,7 @@ class PagedMemory:
         self._copies.append((sequence, shared, table[-1]))
 
     def _come_back(self, sequence: Sequence, seen: set[int]) -> None:
-        """Counts a sequence that has its blocks again; those `seen` are counted, and stand at the front of its table."""
+        """Counts a sequence that has its blocks again; those `seen` are counted, and stand first in its table."""
         table = sequence.blocks
         self._computed += sequence.computed
         shared = list(takewhile(seen.__contains__, table))

@@ -2,8 +2,8 @@
 
 Decides in each step which sequences compute how many tokens, who is admitted, and who is preempted when the pool is
 full. Rule numbers are those of the vLLM conformance cases. What a sequence holds is the memory policy's business; in
-which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; and whether it
-is computed again or swapped, the recovery policy's.
+which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; and whether
+it is computed again or swapped, the recovery policy's.
 
 The sequences of a request with several outputs come and go together (Kwon et al., SOSP 2023, §4.5): one of them
 computes the prompt, and when it gains its first token the others fork from it. All then gain their tokens in the same
@@ -102,6 +102,16 @@ class ContinuousBatching:
         self._adaptive_cap = long_prefill_token_threshold_adaptive
         self._reserve_full_isl = scheduler_reserve_full_isl
         self._reject_oversize = reject_oversize
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences in the running queue."""
+        return self._max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Token budget of one step."""
+        return self._budget
 
     @property
     def idle(self) -> bool:
