@@ -229,15 +229,18 @@ class Recorder:
         """What changed in the pool between the steps of a plan, weighted by the time that was left of it then."""
         end, size = times[-1], self._block_size
         left = [end - time for time in times[1:-1]]  # of the plan, at the beginning of each further step
-        cached, evicted = 0.0, plan.evicted  # the last blocks that were taken
-        if evicted:
+        taken = size * sum(map(mul, plan.needs, left))
+        cached, evicted = 0.0, plan.evicted
+        if evicted == sum(plan.needs):
+            cached = taken
+        elif evicted:  # it was the last blocks that were taken
             for need, seconds in zip(reversed(plan.needs), reversed(left), strict=True):
                 cached += min(need, evicted) * size * seconds
                 evicted -= min(need, evicted)
         return Moved(
             # In each of them every sequence fills one slot that it had in reserve.
             reserved_to_used=plan.steady * sum(left),
-            idle_to_reserved=size * sum(map(mul, plan.needs, left)),
+            idle_to_reserved=taken,
             reserved_to_internal=sum(slots * left[step] for step, slots in plan.unfilled) if plan.unfilled else 0.0,
             cached_to_idle=cached,
         )

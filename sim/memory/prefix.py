@@ -88,7 +88,10 @@ class PrefixCache:
 
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
-        evicted = [self._next_evictable() for _ in range(count)]
+        if self._outdated:
+            evicted = [self._next_evictable() for _ in range(count)]
+        else:
+            evicted = list(islice(iter(self._queue.popleft, None), count))
         self._evictable.difference_update(evicted)
         if self._key_of:
             for block in evicted:
