@@ -1,6 +1,7 @@
 """The engine: a SimPy process that lets a scheduler plan steps, a timer price them, and a recorder write them down.
 
-Requests that arrive during a step join at its end. Times are the running sum of the durations in step order; SimPy's
+Requests that arrive during a step join at its end; under asynchronous scheduling the step after it is already planned
+then, so they join at the end of that one. Times are the running sum of the durations in step order; SimPy's
 clock moves with them but is not read back, so that they do not depend on how many events a stretch of time took: a
 leap over many steps gives the same times, bit for bit, as the steps one by one.
 """
@@ -83,6 +84,8 @@ class Engine:
     ) -> None:
         self.env = env
         self.now = 0.0
+        self._seen = 0.0  # whoever has come by then is known to the scheduler when it makes the next plan
+        self._lag = int(scheduler.async_scheduling)  # steps that run while the next is planned
         self.arrivals = arrivals
         self.scheduler = scheduler
         self.timer = timer
@@ -101,8 +104,8 @@ class Engine:
         """
         scheduler, recorder, arrivals, timeout = self.scheduler, self.recorder, self.arrivals, self.env.timeout
         while True:
-            if arrivals.next_s <= self.now:
-                for request in arrivals.until(self.now):
+            if arrivals.next_s <= self._seen:
+                for request in arrivals.until(self._seen):
                     recorder.arrived(*scheduler.arrive(request))
             next_s, sample_s = arrivals.next_s, recorder.next_sample_s
             due = next_s if next_s < sample_s else sample_s
@@ -112,8 +115,8 @@ class Engine:
             elif plan.work.num_tokens:
                 times = list(accumulate(self.timer.durations(plan), initial=self.now))
                 end = times[-1]
-                if end > due and plan.needs:  # it ends the leap at the first boundary between steps at or after it
-                    steps = bisect_left(times, due, 1)
+                if end > due and plan.needs:
+                    steps = self._steps_before(times, next_s, sample_s)
                     plan.cut(steps)
                     del times[steps + 1 :]
                     end = times[-1]
@@ -121,6 +124,8 @@ class Engine:
                 self._execute(plan, times)
             elif plan.preemptions:
                 self._execute(plan, [self.now, self.now])
+            elif self._seen < self.now:  # nothing runs any more while the next step is planned
+                self._seen = self.now
             elif arrivals.next_s < math.inf:
                 yield from self._wait_for_arrival()
             elif scheduler.idle:
@@ -142,6 +147,14 @@ class Engine:
         self.recorder.metrics.totals.swap_s += swapped
         self._execute(plan, [self.now, self.now + (swapped + computed)])
 
+    def _steps_before(self, times: list[float], arrival: float, sample: float) -> int:
+        """Steps of a leap until a decision is due: the first boundary between steps at or after what is to come.
+
+        An arrival is known to whoever plans at that boundary, and if that is done a step ahead, one step later.
+        """
+        lag = self._lag
+        return min(bisect_left(times, sample, 1), bisect_left(times, arrival, 1 - lag) + lag, len(times) - 1)
+
     def _steps_until(self, due: float) -> int:
         """Steps until the time `due`, if they take as long as the last one did: an estimate to save work."""
         if not self._last_step_s:
@@ -155,7 +168,7 @@ class Engine:
             yield self.env.timeout(arrival - self.env.now)
         if self.recorder.metrics.first_arrival_s is not None:  # the run begins with its first request
             self.recorder.idle(arrival - self.now, self._occupancy(), len(self.scheduler.waiting))
-        self.now = arrival
+        self.now = self._seen = arrival
 
     def _execute(self, plan: StepPlan, times: list[float]) -> None:
         """Commits a plan whose time has passed, and writes it down."""
@@ -163,6 +176,7 @@ class Engine:
         num_running, num_waiting = len(scheduler.running), len(waiting)
         occupancy = self._memory.occupancy(waiting.head() if num_waiting else None)
         self.now = end = times[-1]
+        self._seen = times[-1 - self._lag]
         self._last_step_s = end - times[-2]
         finished = scheduler.commit(plan)
         recorder.executed(plan, times, occupancy, num_running, num_waiting)

@@ -29,6 +29,7 @@ class StepWork:
         decode_blocks: blocks that hold them: the block-table entries a paged kernel looks up, 0 for contiguous memory.
         num_generated: sequences that have then computed all their known tokens and so gain one.
         copied_slots: slots of the blocks that are copied to others before anything is computed.
+        decode_longest: KV tokens that the longest of the decodes reads, the new one included; 0 without decodes.
     """
 
     num_sequences: int = 0
@@ -41,6 +42,7 @@ class StepWork:
     decode_blocks: int = 0
     num_generated: int = 0
     copied_slots: int = 0
+    decode_longest: int = 0
 
 
 NO_WORK = StepWork()
@@ -161,6 +163,7 @@ class StepPlan:
         for need in self.needs:
             work.decode_context += work.decode_sequences
             work.decode_blocks += need
+            work.decode_longest += 1
             yield work
 
 

@@ -171,7 +171,9 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any], real: Real
 
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
-    return {"rows_dropped": dropped(parts.workload)} | (real.facts() if real is not None else {})
+    notices = getattr(parts.timer, "notices", [])  # what a timer had to assume
+    facts = {"rows_dropped": dropped(parts.workload)} | ({"timing_notices": notices} if notices else {})
+    return facts | (real.facts() if real is not None else {})
 
 
 def _close(

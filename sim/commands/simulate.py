@@ -101,4 +101,6 @@ def _print(summary: dict[str, Any], folder: Path, figures: list[Path]) -> None:
     from sim.summary import print_run
 
     print_run(summary)
+    for notice in summary.get("timing_notices", ()):
+        print(f"note: {notice}")
     print(f"written to {folder}: summary.json, requests, steps and events as Parquet, {len(figures)} figures")

@@ -9,6 +9,10 @@ The sequences of a request with several outputs come and go together (Kwon et al
 computes the prompt, and when it gains its first token the others fork from it. All then gain their tokens in the same
 steps. After a preemption by recompute, what they had in common is computed once, and then each computes the rest.
 
+Under asynchronous scheduling (vLLM's default since 0.14) a step is planned while the one before it runs. That all of its
+sequences will have gained a token by then is foreseen, and so is who will be done; but what those hold is free only
+when it really has ended, which is after the next plan.
+
 Orca's iteration-level scheduling (OSDI 2022) is the same loop over a memory that reserves all room at admission: then
 growth never fails and nobody is preempted.
 """
@@ -16,6 +20,7 @@ growth never fails and nobody is preempted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from operator import attrgetter
 
 from sim.memory.interface import KVMemory
@@ -48,6 +53,8 @@ class ContinuousBatching:
         victim: who must go when the pool is full; None: whom the queue policy names.
         recovery: whether a victim is computed again or swapped out; None: computed again. Whoever is swapped out comes
             back before anybody else is admitted.
+        async_scheduling: plan each step while the one before it runs: who finishes keeps blocks and seat for one plan
+            more. The engine lets requests join one step later then.
         leap: do not plan sequences one by one in steps in which nothing about them is decided (`steady.py`). Decisions
             are the same with and without.
 
@@ -70,6 +77,7 @@ class ContinuousBatching:
         victim: VictimPolicy | None = None,
         recovery: RecoveryPolicy | None = None,
         leap: bool = False,
+        async_scheduling: bool = False,
     ) -> None:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = max_model_len
@@ -94,6 +102,8 @@ class ContinuousBatching:
         self._seats_kept = 0  # of the running queue, for the latter
         self._groups = 0  # live requests with several outputs
         self._forks: list[tuple[Sequence, Sequence]] = []  # since the last plan
+        self.async_scheduling = async_scheduling
+        self._leaving: dict[Sequence, None] = {}  # have finished, but hold what they held until after the next plan
         self._leap = leap
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
@@ -153,11 +163,16 @@ class ContinuousBatching:
                 steady.schedule()
             else:
                 plan.woken = steady.dissolve(self.running)
-                self._others = self.running.copy()
+                self._others = {one: None for one in self.running if one not in self._leaving}
         if self._others:
             budget = self._schedule_others(plan, cap, budget)
         if self.waiting and not plan.preemptions:  # rule 12
             self._schedule_waiting(plan, cap, budget)
+        if self._leaving:
+            if self.waiting:  # what they free may be enough for the head
+                max_steps = 1
+            self._let_go(self._leaving)
+            self._leaving = {}
         if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
             plan.needs = steady.leap(max_steps - 1)
         if self._groups:
@@ -210,10 +225,12 @@ class ContinuousBatching:
                 finished += self._advance(plan, group)
         if groups or (num_steady and len(finished) > num_steady):
             finished.sort(key=attrgetter("order"))
-        for sequence in finished:
-            self.memory.release(sequence)
-            del self.running[sequence]
-            self._others.pop(sequence, None)
+        if self.async_scheduling:
+            self._leaving = dict.fromkeys(finished)
+            for sequence in finished:
+                self._others.pop(sequence, None)
+        else:
+            self._let_go(finished)
         return self._requests_of(finished) if self._groups else finished
 
     def explain_stall(self) -> str:
@@ -235,7 +252,14 @@ class ContinuousBatching:
 
     def unfinished(self) -> list[Sequence]:
         """The requests that run or wait, each by its first sequence."""
-        return [one for one in (*self.running, *self.waiting) if one is one.together[0]]
+        live = [one for one in (*self.running, *self.waiting) if one not in self._leaving]
+        return [one for one in live if one is one.together[0]]
+
+    def _let_go(self, finished: Iterable[Sequence]) -> None:
+        for sequence in finished:
+            self.memory.release(sequence)
+            del self.running[sequence]
+            self._others.pop(sequence, None)
 
     def _reason_to_reject(self, sequence: Sequence) -> str | None:
         prompt = sequence.request.prompt_tokens
@@ -287,6 +311,10 @@ class ContinuousBatching:
                     budget -= tokens
                     break
                 victim = self._victims.victim(self.running)
+                if victim in self._leaving:  # nothing is lost with it
+                    del self._leaving[victim]
+                    self._let_go([victim])
+                    continue
                 budget += self._preempt(plan, victim, because=sequence)
                 if sequence not in self.running:  # rule 10
                     break
@@ -482,16 +510,20 @@ class ContinuousBatching:
     def _sum_up(self, plan: StepPlan) -> None:
         steady, count = self._steady, plan.steady
         if not plan.batch:
-            plan.work = StepWork(count, count, 0, 0, 0, count, steady.context, steady.entries, count)
+            plan.work = StepWork(
+                count, count, 0, 0, 0, count, steady.context, steady.entries, count, 0, steady.longest() if count else 0
+            )
             return
         decodes, decode_context, decode_blocks, generated = count, steady.context, steady.entries, count
         prefill_tokens = prefill_pairs = prefill_context = 0
+        longest = steady.longest() if count else 0
         for sequence, tokens in plan.batch:
             context = sequence.computed
             generated += context == sequence.known
             if tokens == 1:
                 decodes += 1
                 decode_context += context
+                longest = max(longest, context)
                 decode_blocks += self.memory.table_entries(sequence)
             else:
                 prefill_tokens += tokens
@@ -508,4 +540,5 @@ class ContinuousBatching:
             decode_blocks,
             generated,
             len(plan.copies) * self.memory.block_size,
+            longest,
         )

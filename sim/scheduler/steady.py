@@ -53,6 +53,8 @@ class SteadyDecodes:
         self._completing: dict[int, list[tuple[int, int, Sequence]]] = {}
         # A heap of (tick after which it finishes, order, where it takes its blocks or -1 if it needs none, who).
         self._finishing: list[tuple[int, int, int, Sequence]] = []
+        # A heap of (minus the context it would have had at tick 0, admission, who); whoever has left is still in it.
+        self._longest: list[tuple[int, int, Sequence]] = []
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.clock is self._clock
@@ -68,6 +70,7 @@ class SteadyDecodes:
         last = clock.committed + sequence.final - sequence.known
         due = clock.scheduled + 1 + self._memory.room_left(sequence)
         sequence.keep_time(clock)
+        heapq.heappush(self._longest, (clock.scheduled - sequence.computed, order, sequence))
         if _tells(sequence):
             self.tellers += 1
             full = due - 1 if due - 1 > clock.scheduled else due - 1 + self._size
@@ -94,6 +97,7 @@ class SteadyDecodes:
             sequence.keep_time(STILL)
         self.count = self.context = self.entries = self.last_order = self.tellers = 0
         self._finishing.clear()
+        self._longest.clear()
         self._unfilled.clear()
         self._completing.clear()
         for place, need in enumerate(self._needs):
@@ -102,6 +106,13 @@ class SteadyDecodes:
                 self._tables[place].clear()
                 self._orders[place].clear()
         return gone
+
+    def longest(self) -> int:
+        """Computed tokens of the one that has most of them; 0 if nobody is steady."""
+        heap = self._longest
+        while heap and heap[0][2] not in self:
+            heapq.heappop(heap)
+        return self._clock.scheduled - heap[0][0] if heap else 0
 
     def due(self) -> int:
         """How many need a block in the next step."""

@@ -266,6 +266,7 @@ def test_a_victim_that_the_step_had_already_scheduled_leaves_the_batch_and_its_t
         decode_context=3,
         decode_blocks=2,
         num_generated=1,
+        decode_longest=3,
     )
 
 

@@ -39,6 +39,7 @@ class Uneven(WorkTimer):
             + work.num_tokens / 3000
             + work.decode_context / 70000
             + work.decode_blocks / 11000
+            + work.decode_longest / 13000
             + work.prefill_pairs / 1e6
         )
 
@@ -118,6 +119,7 @@ def schedulers(draw: st.DrawFn) -> dict:
         "long_prefill_token_threshold_adaptive": draw(st.booleans()),
         # Without the check of the whole prompt, requests may preempt each other for ever; that is another test's.
         "scheduler_reserve_full_isl": True,
+        "async_scheduling": draw(st.booleans()),
     }
 
 

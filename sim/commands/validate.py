@@ -1,0 +1,83 @@
+"""Compare a predicted run with a measured one, request by request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def main(argv: list[str]) -> int:
+    """`kvtwin validate measured=RUN [predicted=RUN | options of kvtwin sim]`: arguments are Hydra's."""
+    from sim.config import run_command
+
+    return run_command("validate", _validate, [*_recorded(argv), *argv])
+
+
+def _recorded(argv: list[str]) -> list[str]:
+    """The options under which a recorded run was made, if that is what is to be predicted."""
+    from sim.recorded_settings import META, overrides, recorded_settings
+
+    given = {key: value for key, _, value in (word.partition("=") for word in argv)}
+    measured = Path(given.get("measured", "").strip("'\"")).expanduser()
+    if given.get("predicted", "null") != "null" or not (measured / META).is_file():
+        return []
+    return overrides(recorded_settings(measured), argv)
+
+
+def _validate(config: DictConfig) -> None:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from sim.config import typed
+    from sim.files import write_json
+    from sim.served import read_served
+    from sim.validation import compare
+
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError("kvtwin validate compares one run at a time; leave out -m and --multirun.")
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    measured = read_served(Path(typed(config.measured, str, "measured")).expanduser())
+    given = typed(config.predicted, str | None, "predicted")
+    predicted = read_served(_predict(config, folder) if given is None else Path(given).expanduser())
+    comparison = compare(predicted, measured)
+    write_json(folder / "validation.json", comparison)
+    figures = _draw(config, folder, predicted, measured)
+    _print(comparison, folder, figures)
+
+
+def _predict(config: DictConfig, folder: Path) -> Path:
+    """Runs the prediction into a folder below `folder`."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from sim.run import simulate
+
+    choices = HydraConfig.get().runtime.choices
+    if choices["workload"] != "recorded_run":
+        raise UserError("measured= is no recorded run with settings of its own; give the prediction as predicted=RUN.")
+    facts: dict[str, Any] = {group: choices[group] for group in ("engine", "model", "hardware", "workload", "timing")}
+    summary = simulate(config, folder / "predicted", facts)
+    for notice in summary.get("timing_notices", ()):
+        print(f"note: {notice}")
+    return folder / "predicted"
+
+
+def _draw(config: DictConfig, folder: Path, predicted: Any, measured: Any) -> list[Path]:
+    from sim.config import typed
+
+    if not typed(config.plots, bool, "plots"):
+        return []
+    from sim.plots.validation import draw_validation
+
+    return draw_validation(predicted, measured, folder)
+
+
+def _print(comparison: dict[str, Any], folder: Path, figures: list[Path]) -> None:
+    from sim.validation_table import print_comparison
+
+    print_comparison(comparison)
+    print(f"written to {folder}: validation.json, {len(figures)} figures")

@@ -1,0 +1,58 @@
+"""The table that `kvtwin validate` prints: predicted, measured and error of each figure."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.validation import LATENCIES, STATISTICS, Figure
+
+UNITS = {"ttft": (1.0, "s"), "tpot": (1e3, "ms"), "itl": (1e3, "ms"), "e2e": (1.0, "s")}
+RATES = {
+    "duration": "s",
+    "request_throughput": "requests/s",
+    "output_throughput": "token/s",
+    "total_token_throughput": "token/s",
+}
+
+
+def print_comparison(comparison: dict[str, Any]) -> None:
+    """What `sim.validation.compare` returned."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=f"{comparison['requests']:,} requests, predicted against measured", title_justify="left")
+    for column in ("", "", "predicted", "measured", "error"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in LATENCIES:
+        scale, unit = UNITS[name]
+        for which in STATISTICS:
+            entry = comparison["metrics"][name][which]
+            if entry["predicted"] is not None or entry["measured"] is not None:
+                table.add_row(f"{name.upper()} ({unit})", which, *_cells(entry, scale))
+    table.add_section()
+    for name, unit in RATES.items():
+        table.add_row(f"{name.replace('_', ' ')} ({unit})", "", *_cells(comparison["throughput"][name]))
+    table.add_row("preemptions", "", *_cells(comparison["preemptions"]))
+    for name, entry in (comparison["series"] or {}).items():
+        if entry is not None:
+            table.add_row(f"{name.replace('_', ' ')}, mean over time", "", *_cells(entry))
+            difference = entry["mean_abs_error_pct"]
+            table.add_row("", "mean difference", "", "", "–" if difference is None else f"{difference:.2f} %")
+    console.print(table)
+    if comparison["requests_of_one_only"]:
+        console.print(f"{comparison['requests_of_one_only']:,} requests were served in one of the runs only.")
+
+
+def _cells(entry: Figure, scale: float = 1.0) -> tuple[str, str, str]:
+    error = entry["error_pct"]
+    return (
+        _number(entry["predicted"], scale),
+        _number(entry["measured"], scale),
+        "–" if error is None else f"{error:+.2f} %",
+    )
+
+
+def _number(value: float | None, scale: float) -> str:
+    return "–" if value is None else f"{value * scale:,.5g}" if abs(value * scale) < 1000 else f"{value * scale:,.0f}"
