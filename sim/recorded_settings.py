@@ -1,7 +1,7 @@
 """What the `meta.json` of a recorded serving run says of its engine, as options of `kvtwin sim`.
 
 A block count that the engine logged is taken from there: a wrong one is a larger error than a wrong timer. Where the
-file is silent, the engine's own defaults hold: blocks of 16 tokens, prefix caching, asynchronous scheduling (vLLM 0.19).
+file is silent, the engine's defaults hold: blocks of 16 tokens, prefix caching, asynchronous scheduling (vLLM 0.19).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROFILE = "profile"  # the folder with the kernel tables
 def recorded_settings(folder: Path) -> dict[str, str]:
     """Options, by name, that make `kvtwin sim` run what was recorded in `folder`.
 
-    Groups (`model`, `hardware`) are named as in `conf/`; whichever nothing there fits is left out, for the user to give.
+    Groups (`model`, `hardware`) are named as in `conf/`; one that nothing there fits is left out, for the user to give.
 
     Raises:
         UserError: no such file, or no JSON object.
@@ -54,6 +54,19 @@ def recorded_settings(folder: Path) -> dict[str, str]:
     if (folder / PROFILE).is_dir():
         options |= {"timing": "profile", "timing.path": folder / PROFILE}
     return {key: _spelled(value) for key, value in options.items() if value is not None}
+
+
+def settings_for(argv: Iterable[str]) -> list[str]:
+    """Hydra overrides under which the recorded run that `measured=` names was made; none if it is another kind of run.
+
+    Nor if the prediction is there already, as `predicted=`. What the user says in `argv` is left out.
+    """
+    argv = list(argv)
+    given = {key: value for key, _, value in (word.partition("=") for word in argv)}
+    measured = Path(given.get("measured", "").strip("'\"")).expanduser()
+    if given.get("predicted", "null") != "null" or not (measured / META).is_file():
+        return []
+    return overrides(recorded_settings(measured), argv)
 
 
 def overrides(settings: dict[str, str], given: Iterable[str]) -> list[str]:

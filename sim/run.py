@@ -70,12 +70,13 @@ class RealEngine(Protocol):
         """The run is over: completes its own records."""
 
 
-def assemble(config: DictConfig, real: RealEngine | None = None) -> Parts:
+def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTimer | None = None) -> Parts:
     """Builds every part that the config names.
 
     Args:
         config: a composed `conf/sim.yaml`, or one that extends it.
         real: executes the steps, and brings the model; None: `model` and `timing` of the config do.
+        timer: prices the steps instead of the config's.
 
     Raises:
         UserError: an option that does not exist, has the wrong type or does not fit the others.
@@ -119,12 +120,18 @@ def assemble(config: DictConfig, real: RealEngine | None = None) -> Parts:
         scheduler=scheduler,
         timer=real.timer(scheduler, num_blocks, num_host_blocks, deployment)
         if real is not None
-        else build(config.timing, "timing", **about),
+        else timer or build(config.timing, "timing", **about),
         transfers=build(config.link, "link", block_size=block_size, **about),
     )
 
 
-def simulate(config: DictConfig, folder: Path, facts: dict[str, Any], real: RealEngine | None = None) -> dict[str, Any]:
+def simulate(
+    config: DictConfig,
+    folder: Path,
+    facts: dict[str, Any],
+    real: RealEngine | None = None,
+    timer: StepTimer | None = None,
+) -> dict[str, Any]:
     """Runs to the end and writes the run folder; returns the summary.
 
     Args:
@@ -132,11 +139,12 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any], real: Real
         folder: where the results go.
         facts: what the summary says of the run first, such as the names of its parts.
         real: executes the steps; None: they are priced.
+        timer: prices them instead of the config's.
 
     Raises:
         UserError: the run cannot start, or makes no progress; in the latter case the folder is complete up to there.
     """
-    parts = assemble(config, real)
+    parts = assemble(config, real, timer)
     record: Record = build(config.record, "record")
     with suppress(OSError):
         (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true

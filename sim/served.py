@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sim.recorded_settings import META
 from workloads.errors import UserError
-from workloads.readers.recorded_run import REQUESTS, recorded_requests
+from workloads.readers.recorded_run import recorded_requests
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -63,8 +63,8 @@ def align(predicted: Served, measured: Served) -> Aligned:
         if (ours != theirs).any():
             at = int((ours != theirs).argmax())
             raise UserError(
-                f"request {measured.names[columns[at]]} has {ours[at]} {name} tokens in {predicted.source} and {theirs[at]} "
-                f"in {measured.source}; compare runs of one workload."
+                f"request {measured.names[columns[at]]} has {ours[at]} {name} tokens in {predicted.source} and "
+                f"{theirs[at]} in {measured.source}; compare runs of one workload."
             )
     arrival, tokens = measured.arrival_s[columns], measured.output_tokens[columns]
     return Aligned(

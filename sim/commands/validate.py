@@ -14,19 +14,9 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """`kvtwin validate measured=RUN [predicted=RUN | options of kvtwin sim]`: arguments are Hydra's."""
     from sim.config import run_command
+    from sim.recorded_settings import settings_for
 
-    return run_command("validate", _validate, [*_recorded(argv), *argv])
-
-
-def _recorded(argv: list[str]) -> list[str]:
-    """The options under which a recorded run was made, if that is what is to be predicted."""
-    from sim.recorded_settings import META, overrides, recorded_settings
-
-    given = {key: value for key, _, value in (word.partition("=") for word in argv)}
-    measured = Path(given.get("measured", "").strip("'\"")).expanduser()
-    if given.get("predicted", "null") != "null" or not (measured / META).is_file():
-        return []
-    return overrides(recorded_settings(measured), argv)
+    return run_command("validate", _validate, [*settings_for(argv), *argv])
 
 
 def _validate(config: DictConfig) -> None:

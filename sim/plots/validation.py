@@ -6,6 +6,7 @@ Predicted is a filled line or marker in ink, measured an open one in wine, in ev
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ from sim.served import Series, Served
 from sim.validation import Aligned, align, sampled
 
 TITLES = {"ttft": "TTFT: to the first token", "tpot": "TPOT: for each further token", "e2e": "E2E: to the last token"}
-MEASURED_STYLE = {"color": WINE, "linestyle": "--"}
+MEASURED_STYLE: dict[str, Any] = {"color": WINE, "linestyle": "--"}
 QUANTITIES = {"running": "running requests", "waiting": "waiting requests", "kv_use": "KV pool in use"}
 
 
@@ -89,6 +90,7 @@ def series_figure(predicted: Series, measured: Series, setting: str) -> Figure:
         _draw_series(ax, measured.time_s, ours[name], theirs[name])
         ax.set_ylabel(QUANTITIES[name])
         if name == "kv_use":
+            ax.set_ylim(0, 1.05)
             ax.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     axes[0].legend(loc="upper right", ncols=2)
     axes[-1].set_xlabel("time since the first request (s)")

@@ -9,7 +9,7 @@ The sequences of a request with several outputs come and go together (Kwon et al
 computes the prompt, and when it gains its first token the others fork from it. All then gain their tokens in the same
 steps. After a preemption by recompute, what they had in common is computed once, and then each computes the rest.
 
-Under asynchronous scheduling (vLLM's default since 0.14) a step is planned while the one before it runs. That all of its
+Under asynchronous scheduling (vLLM's default since 0.14) a step is planned while the one before it runs. That all its
 sequences will have gained a token by then is foreseen, and so is who will be done; but what those hold is free only
 when it really has ended, which is after the next plan.
 

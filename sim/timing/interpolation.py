@@ -93,7 +93,7 @@ class Patches:
         return [max(grid.axes[axis][-1] for grid in self.grids) for axis in range(len(self.grids[0].axes))]
 
     def __call__(self, *position: float) -> float:
-        """The value at `position`, by the grid with most points of those that span it, else of all that come nearest."""
+        """The value at `position`, by the largest of the grids that span it, else of those that nearly do."""
         return max(self.grids, key=lambda grid: grid.spans(*position))(*position)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from sim.hardware import Deployment
 from sim.kv_layout import BITS, ModelSpec
 from sim.plan import StepPlan, StepWork
-from sim.timing.kernel_tables import Chunk, KernelTables, read_kernel_tables
+from sim.timing.kernel_tables import Chunk, read_kernel_tables
 from sim.timing.vidur_tables import is_vidur, read_vidur_tables
 from workloads.errors import UserError
 
@@ -96,8 +96,7 @@ class Profile:
     def notices(self) -> list[str]:
         """What had to be extrapolated so far, a sentence each."""
         return [
-            f"{quantity} reached {asked:,.0f}, measured up to {self._limits[quantity]:,.0f}: times beyond are continued "
-            "linearly"
+            f"{quantity}: {asked:,.0f} were asked for, {self._limits[quantity]:,.0f} are measured; continued linearly"
             for quantity, asked in sorted(self._beyond.items())
         ]
 
@@ -112,7 +111,7 @@ class Profile:
         return [rest + layers * self._attention((), decodes, context, longest) for _, context, longest in steps]
 
     def _attention(self, chunks: Iterable[Chunk], decodes: int, context: int, longest: int) -> float:
-        """One layer: `decodes` sequences with `context` tokens together, the longest with `longest`, beside `chunks`."""
+        """One layer: `decodes` with `context` tokens together, the longest of them with `longest`, beside `chunks`."""
         attention, (main, *others) = self._tables.attention, _by_work(chunks)
         mean = context / decodes if decodes else 0.0
         self._note_attention(main, decodes, mean)
@@ -178,4 +177,4 @@ class Profile:
 
 def _by_work(chunks: Iterable[Chunk]) -> list[Chunk | None]:
     """The chunks, the one with most query-key pairs first; None alone if there is none."""
-    return sorted(chunks, key=lambda chunk: -chunk[0] * (chunk[1] + chunk[0] / 2)) or [None]
+    return [*sorted(chunks, key=lambda chunk: -chunk[0] * (chunk[1] + chunk[0] / 2))] or [None]

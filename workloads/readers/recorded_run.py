@@ -99,7 +99,8 @@ class RecordedRun:
             if row.hash_ids is not None and len(row.hash_ids) != row.input_tokens // block_size:
                 raise UserError(
                     f"{Path(path) / REQUESTS}: {row.name} has {len(row.hash_ids)} block_hash_ids; expected "
-                    f"{row.input_tokens // block_size} for {row.input_tokens} tokens and workload.block_size={block_size}."
+                    f"{row.input_tokens // block_size} for {row.input_tokens} tokens and "
+                    f"workload.block_size={block_size}."
                 )
         self._block_size = block_size
 

@@ -1,0 +1,70 @@
+"""Fit a step-time model to a replay's steps, or to the request times of a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from sim.plan import StepTimer
+    from sim.served import Served
+    from sim.timing.nonnegative import Floats
+    from sim.timing.step_model import StepFit
+
+
+def main(argv: list[str]) -> int:
+    """`kvtwin fit measured=RUN [options]`: arguments are Hydra's."""
+    from sim.config import run_command
+    from sim.recorded_settings import settings_for
+
+    return run_command("fit", _fit, [*settings_for(argv), *argv])
+
+
+def _fit(config: DictConfig) -> None:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from sim.config import typed
+    from sim.fitting import MEASURED, fit_steps
+    from sim.timing.step_model import PARTS, write_fit
+
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise UserError("kvtwin fit takes one run at a time; leave out -m and --multirun.")
+    measured = Path(typed(config.measured, str, "measured")).expanduser()
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    fit = fit_steps(measured) if (measured / MEASURED).exists() else _fit_requests(config, measured, folder)
+    write_fit(folder / "fit.json", fit)
+    for part, coefficient in fit.coefficients.items():
+        print(f"{part:<22}{coefficient:.4g} {PARTS[part][1]}")
+    print(
+        f"R² {fit.quality['r2']:.4f}, mean error {fit.quality['mean_abs_error_pct']:.2f} %, {fit.quality['rows']:,} rows"
+    )
+    print(f"written to {folder / 'fit.json'}; use it with timing=fitted timing.path={folder / 'fit.json'}")
+
+
+def _fit_requests(config: DictConfig, measured: Path, folder: Path) -> StepFit:
+    import numpy as np
+    import pyarrow.parquet as pq
+    from hydra.core.hydra_config import HydraConfig
+
+    from sim.fitting import fit_requests
+    from sim.run import assemble, simulate
+    from sim.served import read_served
+
+    choices = HydraConfig.get().runtime.choices
+    if choices["workload"] != "recorded_run":
+        raise UserError(f"{measured} is neither a replay (measured.parquet) nor a recorded run (meta.json); give one.")
+    facts = {group: choices[group] for group in ("engine", "model", "hardware", "workload")}
+
+    def rehearse(timer: StepTimer) -> tuple[Served, Floats]:
+        simulate(config, folder / "rehearsal", facts, timer=timer)
+        steps = pq.read_table(folder / "rehearsal" / "steps.parquet", columns=["start_s", "duration_s", "num_tokens"])
+        start, duration, tokens = (column.to_numpy() for column in steps.columns)
+        served = read_served(folder / "rehearsal")
+        return served, (start + duration)[np.asarray(tokens) > 0] - start[0]
+
+    return fit_requests(read_served(measured), assemble(config).timer, rehearse, str(choices["hardware"]))
