@@ -60,13 +60,20 @@ def settings_for(argv: Iterable[str]) -> list[str]:
     """Hydra overrides under which the recorded run that `measured=` names was made; none if it is another kind of run.
 
     Nor if the prediction is there already, as `predicted=`. What the user says in `argv` is left out.
+
+    Raises:
+        UserError: as `recorded_settings`, or its model or hardware has no config of its own and the user gives none.
     """
     argv = list(argv)
     given = {key: value for key, _, value in (word.partition("=") for word in argv)}
     measured = Path(given.get("measured", "").strip("'\"")).expanduser()
     if given.get("predicted", "null") != "null" or not (measured / META).is_file():
         return []
-    return overrides(recorded_settings(measured), argv)
+    settings = recorded_settings(measured)
+    for group in ("model", "hardware"):
+        if group not in settings and group not in given:
+            raise UserError(f"no file of conf/{group} fits what {measured / META} says; give {group}=NAME.")
+    return overrides(settings, argv)
 
 
 def overrides(settings: dict[str, str], given: Iterable[str]) -> list[str]:

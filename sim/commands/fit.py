@@ -40,9 +40,8 @@ def _fit(config: DictConfig) -> None:
     write_fit(folder / "fit.json", fit)
     for part, coefficient in fit.coefficients.items():
         print(f"{part:<22}{coefficient:.4g} {PARTS[part][1]}")
-    print(
-        f"R² {fit.quality['r2']:.4f}, mean error {fit.quality['mean_abs_error_pct']:.2f} %, {fit.quality['rows']:,} rows"
-    )
+    quality = fit.quality
+    print(f"R² {quality['r2']:.4f}, mean error {quality['mean_abs_error_pct']:.2f} %, {quality['rows']:,} rows")
     print(f"written to {folder / 'fit.json'}; use it with timing=fitted timing.path={folder / 'fit.json'}")
 
 

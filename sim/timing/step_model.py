@@ -1,7 +1,7 @@
 """What a step's time is taken to be a sum of, when it is fitted to measurements rather than computed.
 
-Each part is a coefficient, at least 0, times a sum over the batch that `StepWork` knows; `PARTS` says which. The file of
-a fit is JSON: coefficients with their units, how good the fit is, over what range it was made, and on what.
+Each part is a coefficient, at least 0, times a sum over the batch that `StepWork` knows; `PARTS` says which. The file
+of a fit is JSON: coefficients with their units, how good the fit is, over what range it was made, and on what.
 """
 
 from __future__ import annotations
