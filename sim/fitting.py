@@ -3,9 +3,9 @@
 **Steps.** A replay writes each step's sums beside its duration (`measured.parquet`): one row each.
 
 **Request times.** A recorded run says when requests had their first and last token, not what its steps were. But the
-scheduler's rules do, given how long steps take: so the run is simulated, the time at which a request had a token is
-written as the sum of all steps until then (and of the time in which nothing ran), and the coefficients of that sum are
-fitted. With them the run is simulated again, until the times no longer move: a few rounds.
+scheduler's rules do, given how long steps take: so the run is simulated, the time from a request's arrival to its first
+token and from there to its last are each written as the sum of the steps between (and of the time in which nothing ran),
+and the coefficients of these sums are fitted. With them the run is simulated again, until they no longer move.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from workloads.errors import UserError
 
 MEASURED = "measured.parquet"
 FEWEST = 20  # rows: more than parts, so that the quality of the fit means something
-ROUNDS = 6
-SETTLED = 1e-3  # relative change of the simulated duration from one round to the next
+MOST_ROUNDS = 25
+SETTLED = 1e-4  # change of the fitted times from one round's coefficients to the next one's, relative
 
 
 def fit_steps(folder: Path) -> StepFit:
@@ -110,18 +110,23 @@ def fit_requests(measured: Served, first: StepTimer, rehearse: Rehearse, device:
     """
     if 2 * len(measured.names) < FEWEST:
         raise UserError(f"{measured.source} has {len(measured.names)} requests; at least {FEWEST // 2} are needed.")
-    timer, duration = first, 0.0
-    for _ in range(ROUNDS):
+    timer, coefficients = first, np.zeros(len(PARTS))
+    for _ in range(MOST_ROUNDS):
         watched = WatchedTimer(timer)
         served, ends = rehearse(watched)
         sums = np.array(watched.sums)
-        rows, idle = _rows(served, ends, sums, np.cumsum(watched.durations_s))
-        times = np.concatenate([measured.first_token_s, measured.last_token_s])
-        coefficients = nonnegative_least_squares(rows, times - idle)
-        timer = Coefficients(coefficients)
-        before, duration = duration, float(served.last_token_s.max())
-        if abs(duration - before) <= SETTLED * duration:
+        rows, idle = _rows(served, ends, sums, np.array(watched.durations_s))
+        # Both runs have the arrivals of the simulated one: a recorded engine notes them only between its steps.
+        to_first, to_last = measured.first_token_s - served.arrival_s, measured.last_token_s - measured.first_token_s
+        times = np.concatenate([to_first, to_last])
+        before, coefficients = coefficients, nonnegative_least_squares(rows, times - idle)
+        if (
+            before.any()
+        ):  # queues answer to a change with more than their share: half of it avoids swinging back and forth
+            coefficients = (before + coefficients) / 2
+        if np.abs(rows @ (coefficients - before)).sum() <= SETTLED * times.sum():
             break
+        timer = Coefficients(coefficients)
     return StepFit(
         dict(zip(PARTS, coefficients.tolist(), strict=True)),
         dict(zip(PARTS, sums.max(axis=0).tolist(), strict=True)),
@@ -132,18 +137,30 @@ def fit_requests(measured: Served, first: StepTimer, rehearse: Rehearse, device:
     )
 
 
-def _rows(served: Served, ends: Floats, sums: Floats, busy: Floats) -> tuple[Floats, Floats]:
-    """For each first and then each last token: the sums of all steps until then, and the time in which nothing ran.
+def _rows(served: Served, ends: Floats, sums: Floats, durations: Floats) -> tuple[Floats, Floats]:
+    """For each request up to its first token, and then from there to its last: sums over the steps, and idle time.
+
+    Of a step in which a request arrives counts what was left of it.
 
     Args:
         served: the simulated run.
         ends: shape (m,), when each step ended.
         sums: shape (m, parts), what the model multiplies, of each step.
-        busy: shape (m,), seconds of all steps up to each.
+        durations: shape (m,), seconds of each step.
     """
-    tokens = np.concatenate([served.first_token_s, served.last_token_s])
-    step = np.minimum(np.searchsorted(ends, tokens - 1e-9), len(ends) - 1)
-    return np.cumsum(sums, axis=0)[step], tokens - busy[step]
+    starts = ends - durations
+    times = np.column_stack([starts, ends]).ravel()
+    idle = np.cumsum(starts - np.concatenate([[0.0], ends[:-1]]))
+    after = np.column_stack([sums.cumsum(axis=0), idle])
+    before = np.column_stack([after[:, :-1] - sums, idle])
+    totals = np.stack([before, after], axis=1).reshape(len(times), -1)
+
+    def until(moments: Floats) -> Floats:
+        return np.column_stack([np.interp(moments, times, column) for column in totals.T])
+
+    arrived, first, last = map(until, (served.arrival_s, served.first_token_s, served.last_token_s))
+    rows = np.concatenate([first - arrived, last - first])
+    return rows[:, :-1], rows[:, -1]
 
 
 def _sums(work: StepWork) -> list[float]:

@@ -156,7 +156,10 @@ def test_the_host_and_the_all_reduces_are_added(tmp_path):
     # 2 GPUs: 2 layers * 2 all-reduces, each 3 µs and 40 tokens * 4 elements * 2 bytes over 1 GB/s: 0.32 µs.
     plan = run(engine(Request(0, 0.0, 40, 5)), 0)
     profile = timer(
-        write_tables(tmp_path), deployment=Deployment(tensor_parallel=2), allreduce_latency=3 * US, step_overhead=11 * US
+        write_tables(tmp_path),
+        deployment=Deployment(tensor_parallel=2),
+        allreduce_latency=3 * US,
+        step_overhead=11 * US,
     )
     expected = dense(40) + heads(1) + 2 * prefill(40, 0) + 4 * (3 + 0.32) + 11
     assert profile.durations(plan) == pytest.approx([expected * US])

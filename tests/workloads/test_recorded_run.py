@@ -20,7 +20,13 @@ FIRST = {
     "output_tokens": 4,
     "block_hash_ids": [0, 1],
 }
-SECOND = FIRST | {"request_id": "b", "dataset_arrival_s": 5.75, "queued_s": 1.5, "first_token_s": 1.5, "input_tokens": 32}
+SECOND = FIRST | {
+    "request_id": "b",
+    "dataset_arrival_s": 5.75,
+    "queued_s": 1.5,
+    "first_token_s": 1.5,
+    "input_tokens": 32,
+}
 
 
 def write(folder: Path, *rows: dict) -> str:
