@@ -3,8 +3,8 @@
 **Steps.** A replay writes each step's sums beside its duration (`measured.parquet`): one row each.
 
 **Request times.** A recorded run says when requests had their first and last token, not what its steps were. But the
-scheduler's rules do, given how long steps take: so the run is simulated, the time from a request's arrival to its first
-token and from there to its last are each written as the sum of the steps between (and of the time in which nothing ran),
+scheduler's rules do, given how long steps take: so the run is simulated; the time from a request's arrival to its first
+token and from there to its last are each written as the sum of the steps between, and of the time in which nothing ran;
 and the coefficients of these sums are fitted. With them the run is simulated again, until they no longer move.
 """
 

@@ -30,7 +30,8 @@ def served(folder: Path, requests: list[Request], leap: bool, num_blocks: int = 
 
 
 def test_an_arrival_during_a_step_waits_for_the_one_that_is_already_planned(tmp_path):
-    # Steps end at 1, 2, 3 …; the second request comes at 1.5, in the second step. Without foresight it runs in the third,
+    # Steps end at 1, 2, 3 …; the second request comes at 1.5, in the second step. Without foresight it runs in the
+    # third,
     # from 2 on; with it, that one is planned when it comes, and it runs in the fourth.
     requests = [Request(0, 0.0, 4, 20), Request(1, 1.5, 4, 2)]
     for leap in (False, True):
@@ -55,8 +56,10 @@ def test_what_comes_in_the_last_step_of_an_engine_runs_right_after_it(tmp_path):
 
 
 def test_memory_and_seat_of_a_finished_request_are_free_one_plan_later(tmp_path):
-    # 4 blocks, all held by the two that run: prompts of 6 and 4 tokens have 2 blocks each from the second step on. The first
-    # finishes with the step that ends at 2; the third, which is there from the start, needs 2 blocks. Planned in step, it
+    # 4 blocks, all held by the two that run: prompts of 6 and 4 tokens have 2 blocks each from the second step on.
+    # The first
+    # finishes with the step that ends at 2; the third, which is there from the start, needs 2 blocks. Planned in
+    # step, it
     # runs from 2 on; planned ahead, from 3 on, for the plan of the step at 2 was made while the first still ran.
     requests = [Request(0, 0.0, 6, 2), Request(1, 0.0, 4, 5), Request(2, 0.0, 6, 1)]
     for options in ({"num_blocks": 4}, {"max_num_seqs": 2}):
@@ -69,7 +72,8 @@ def test_memory_and_seat_of_a_finished_request_are_free_one_plan_later(tmp_path)
 
 
 def test_a_victim_that_has_finished_meanwhile_is_no_preemption(tmp_path):
-    # 3 blocks of 4. Prompts of 7 (2 blocks) and 4 (1 block, output 1): the second finishes in the first step. In the next
+    # 3 blocks of 4. Prompts of 7 (2 blocks) and 4 (1 block, output 1): the second finishes in the first step. In the
+    # next
     # the first computes its 8th token, in the one after its 9th, which needs a third block: free again by then.
     rows = served(tmp_path, [Request(0, 0.0, 7, 5), Request(1, 0.0, 4, 1)], False, 3, async_scheduling=True)
     assert [row["preemptions"] for row in rows] == [0, 0]

@@ -34,7 +34,9 @@ SUMS = ("prefill_tokens", "prefill_pairs", "num_sequences", "decode_context", "d
 def write_steps(folder: Path, steps: int, noise: float = 0.0) -> None:
     """`measured.parquet` of a replay whose steps take what `COEFFICIENTS` say."""
     rng = np.random.default_rng(7)
-    table = {name: rng.integers(0, most, steps) for name, most in zip(SUMS, (2000, 2_000_000, 60, 60_000, 4000))}
+    table = {
+        name: rng.integers(0, most, steps) for name, most in zip(SUMS, (2000, 2_000_000, 60, 60_000, 4000), strict=True)
+    }
     rows = np.column_stack([np.ones(steps), *(table[name] for name in SUMS)])
     duration = rows @ np.array(list(COEFFICIENTS.values())) * (1 + noise * rng.standard_normal(steps))
     moved = dict.fromkeys(("swapped_out", "swapped_in", "copied"), np.zeros(steps, np.int64))
@@ -155,8 +157,10 @@ def test_a_file_that_is_no_fit_is_one_line(tmp_path, content, message):
 
 
 def test_request_times_alone_give_back_a_model_that_made_them(tmp_path, recorded, capsys):
-    # 60 requests at 20 a second, recorded from a simulation with `COEFFICIENTS`: what is fitted to their first and last tokens
-    # alone predicts every kind of step within 2 %. (Sums that grow together, such as tokens and pairs, may share a cost.)
+    # 60 requests at 20 a second, recorded from a simulation with `COEFFICIENTS`: what is fitted to their first and
+    # last tokens
+    # alone predicts every kind of step within 2 %. (Sums that grow together, such as tokens and pairs, may share a
+    # cost.)
     run = recorded(tmp_path / "run", saved(tmp_path), num_requests=60, rate=20)
     assert fit([f"measured={run}", f"hydra.run.dir={tmp_path / 'out'}"]) == 0
     assert "use it with timing=fitted" in capsys.readouterr().out

@@ -35,7 +35,8 @@ def write(folder: Path, *rows: dict) -> str:
 
 
 def test_requests_come_when_the_client_sent_them_from_the_moment_the_engine_had_the_first(tmp_path):
-    # The client's clock reads 5.0 when the engine's reads 0.5: the second, sent 0.75 s later, comes at 1.25, whenever the
+    # The client's clock reads 5.0 when the engine's reads 0.5: the second, sent 0.75 s later, comes at 1.25, whenever
+    # the
     # engine looked. 33 tokens are two full blocks and one token that nobody can share; 32 are just two blocks.
     workload = RecordedRun(write(tmp_path, SECOND, FIRST))
     assert list(workload) == [
@@ -64,7 +65,7 @@ def test_a_prompt_of_unknown_content_shares_nothing(tmp_path):
 )
 def test_a_bad_line_is_named(tmp_path, changed, message):
     path = write(tmp_path, FIRST | changed)
-    with pytest.raises(UserError, match="requests.jsonl") as error:
+    with pytest.raises(UserError, match=r"requests\.jsonl") as error:
         RecordedRun(path)
     assert message in str(error.value)
 
