@@ -11,6 +11,7 @@ its end: so its empty slots are reserved up to where the sequences end and inter
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, takewhile
 
 from sim.memory.holders import Holders
@@ -148,7 +149,7 @@ class PagedMemory:
         return True
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Rule 8: blocks for all tokens, less those it has; and one for the copy of a shared block that it writes to."""
+        """Rule 8: blocks for all tokens, less those it has; one more if it writes to a shared block, for the copy."""
         missing = self._blocks_for(num_tokens) - len(sequence.blocks)
         return missing + 1 if self._open and self._shares_last(sequence) else missing
 
@@ -269,11 +270,12 @@ class PagedMemory:
         That is, unless even the last token of all needs fewer: a request that fits the pool always comes back.
         """
         tables = [self._swapped[sequence] for sequence in sequences]
-        host_blocks = dict.fromkeys(chain.from_iterable(tables))
-        growth = sum(
-            max(1, self._blocks_for(tokens) - len(table)) for tokens, table in zip(num_tokens, tables, strict=True)
-        )
-        need = min(len(host_blocks) + growth, self._most_blocks(sequences[0]))
+        host_blocks = Counter(chain.from_iterable(tables))
+        need = len(host_blocks)
+        for sequence, tokens, table in zip(sequences, num_tokens, tables, strict=True):
+            copies = host_blocks[table[-1]] > 1 and self._empty_in_last(sequence) > 0
+            need += max(1, self._blocks_for(tokens) - len(table) + copies)
+        need = min(need, self._most_blocks(sequences[0]))
         if need + (self._watermark_blocks if others_run else 0) > self.num_free_blocks:
             return None
         block = dict(zip(host_blocks, self._take(len(host_blocks)), strict=True))
@@ -284,6 +286,10 @@ class PagedMemory:
             del self._swapped[sequence]
         self.host.give_back(host_blocks)
         return list(block.items())
+
+    def host_table(self, sequence: Sequence) -> list[int]:
+        """Host blocks of a sequence that is swapped out, in the order of its tokens."""
+        return list(self._swapped[sequence])
 
     def is_swapped(self, sequence: Sequence) -> bool:
         """Whether it has a table of host blocks."""
@@ -342,7 +348,7 @@ class PagedMemory:
         self._copies.append((sequence, shared, table[-1]))
 
     def _come_back(self, sequence: Sequence, seen: set[int]) -> None:
-        """Counts a sequence that has its blocks again; those `seen` are counted, and stand at the front of its table."""
+        """Counts a sequence that has its blocks again. Those `seen` are counted, and stand at the front of its table."""
         table = sequence.blocks
         self._computed += sequence.computed
         shared = list(takewhile(seen.__contains__, table))

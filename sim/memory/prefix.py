@@ -142,7 +142,7 @@ class PrefixCache:
             same.append(block)
 
     def release(self, sequence: Sequence) -> list[int]:
-        """Drops a holder from each full block, the last first; keyed ones without another queue for eviction so (rule 2).
+        """Drops a holder from each full block, the last first; those without another queue for eviction so (rule 2).
 
         Returns:
             The blocks that carry no key, in table order; they may have other holders.

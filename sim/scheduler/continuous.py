@@ -2,8 +2,8 @@
 
 Decides in each step which sequences compute how many tokens, who is admitted, and who is preempted when the pool is
 full. Rule numbers are those of the vLLM conformance cases. What a sequence holds is the memory policy's business; in
-which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; and whether it
-is computed again or swapped, the recovery policy's.
+which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; whether it is
+computed again or swapped, the recovery policy's.
 
 The sequences of a request with several outputs come and go together (Kwon et al., SOSP 2023, §4.5): one of them
 computes the prompt, and when it gains its first token the others fork from it. All then gain their tokens in the same
@@ -85,6 +85,9 @@ class ContinuousBatching:
         self.max_model_len = max_model_len
         self._victims = policy if victim is None else victim
         self._recovery = Recompute() if recovery is None else recovery
+        # What a plan had given a victim is taken back before the victim goes. vLLM does not, and leaves prefix keys on
+        # blocks that are never computed; only its priority policy has such victims, and by itself that is done likewise.
+        self._takes_back = victim is not None or recovery is not None and not isinstance(recovery, Recompute)
         self._swapped = Swapped()
         self.waiting = self._recovery.queue(policy, self._swapped)
         self.running: dict[Sequence, None] = {}  # in order of admission
@@ -94,7 +97,7 @@ class ContinuousBatching:
         self._seats_kept = 0  # of the running queue, for the latter
         self._groups = 0  # live requests with several outputs
         self._leap = leap
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._chunked_prefill = chunked_prefill
         self._cap = long_prefill_token_threshold
@@ -231,8 +234,8 @@ class ContinuousBatching:
         most = sequence.final - 1
         if not self._chunked_prefill and most > self._budget:
             return f"needs {most} tokens in one step without chunked prefill, the budget is {self._budget}"
-        if sequence.request.num_outputs > self._max_num_seqs:
-            return f"needs {sequence.request.num_outputs} sequences at once, max_num_seqs is {self._max_num_seqs}"
+        if sequence.request.num_outputs > self.max_num_seqs:
+            return f"needs {sequence.request.num_outputs} sequences at once, max_num_seqs is {self.max_num_seqs}"
         return self.memory.never_fits(sequence)
 
     def _cap_of_this_step(self) -> int:
@@ -290,15 +293,19 @@ class ContinuousBatching:
         refunds = {sequence: tokens for sequence, tokens in plan.batch if sequence in sequences}
         if refunds:
             plan.batch = [entry for entry in plan.batch if entry[0] not in refunds]
-        blocks, tokens = num_blocks(sequences), self._stored(sequences) - sum(refunds.values())
+        tokens = self._stored(sequences, refunds)
+        if self._takes_back:
+            for sequence, refund in refunds.items():
+                self.memory.take_back(sequence, sequence.computed - refund)
+        blocks = num_blocks(sequences)
         for sequence in sequences:
             del self.running[sequence], self._others[sequence]
         if first.group is not None and not first.group.forked:
             self._seats_kept -= first.group.width - 1
         first.preemptions += 1
-        if self._recovery.swaps(len(sequences)) and (pairs := self._swap_out(sequences, refunds)) is not None:
+        if self._recovery.swaps(len(sequences)) and (pairs := self.memory.swap_out(sequences)) is not None:
             plan.swap_outs += tuple(pairs)
-            plan.preemptions.append(Preemption(first, because, len(pairs), tokens, "swap"))
+            plan.preemptions.append(Preemption(first, because, blocks, tokens, "swap"))
             self._swapped.add(first)
         else:
             plan.preemptions.append(Preemption(first, because, blocks, tokens))
@@ -306,18 +313,15 @@ class ContinuousBatching:
             self.waiting.return_preempted(first)
         return sum(refunds.values())
 
-    def _stored(self, sequences: list[Sequence]) -> int:
-        """Tokens that the sequences of a request have in the pool; what they have in common counts once."""
-        if len(sequences) == 1:
-            return sequences[0].computed
-        common = common_tokens(sequences, self.memory.block_size)
-        return common + sum(sequence.computed - common for sequence in sequences)
+    def _stored(self, sequences: list[Sequence], planned: dict[Sequence, int]) -> int:
+        """Tokens that the sequences of a request have in the pool, without those planned for this step.
 
-    def _swap_out(self, sequences: list[Sequence], refunds: dict[Sequence, int]) -> list[tuple[int, int]] | None:
-        """Only what is computed goes to the host, not what this plan had given them; None if there is no room."""
-        for sequence, tokens in refunds.items():
-            self.memory.take_back(sequence, sequence.computed - tokens)
-        return self.memory.swap_out(sequences)
+        What they have in common counts once.
+        """
+        computed = sum(sequence.computed for sequence in sequences) - sum(planned.values())
+        if len(sequences) == 1:
+            return computed
+        return computed - (len(sequences) - 1) * common_tokens(sequences, self.memory.block_size)
 
     def _start_over(self, sequences: list[Sequence]) -> None:
         """Recompute: all tokens known so far are computed again like a prompt."""
@@ -334,7 +338,7 @@ class ContinuousBatching:
             budget = self._bring_back(plan, cap, budget)
             if self._swapped:
                 return
-        while self.waiting and budget > 0 and len(self.running) + self._seats_kept < self._max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) + self._seats_kept < self.max_num_seqs:
             sequence = self.waiting.head()
             group = sequence.group
             if group is not None and not self._seats_for(group.width):
@@ -389,7 +393,7 @@ class ContinuousBatching:
         return budget
 
     def _seats_for(self, num_sequences: int) -> bool:
-        return len(self.running) + self._seats_kept + num_sequences <= self._max_num_seqs
+        return len(self.running) + self._seats_kept + num_sequences <= self.max_num_seqs
 
     def _line_up(self, first: Sequence) -> None:
         """Puts a request at the end of the running queue, with all its live sequences and seats for the others."""
