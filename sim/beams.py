@@ -4,7 +4,7 @@ In each step every beam has some continuations. Their probabilities are drawn fr
 independently for each beam and step, and the likeliest `width` of all continuations survive: beams have no history, and
 none is ahead of another. How unlike one another a beam's continuations are is the concentration. Towards 0, one of them
 has all the probability, so each beam survives in one and they share no more than they began with. Towards infinity, all
-are as likely, each survivor is a continuation of any beam, and of two beams one soon dies out.
+are as likely, nearly every survivor may be any beam's, and of two beams one soon dies out.
 
 A concentration of 1 comes close to what Kwon et al., SOSP 2023, Fig. 15, report of OPT-13B on Alpaca: blocks saved by
 sharing are 35, 53 and 58 % with 2, 4 and 6 beams here, 38, 53 and 55 % there.

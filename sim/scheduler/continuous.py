@@ -86,8 +86,9 @@ class ContinuousBatching:
         self._victims = policy if victim is None else victim
         self._recovery = Recompute() if recovery is None else recovery
         # What a plan had given a victim is taken back before the victim goes. vLLM does not, and leaves prefix keys on
-        # blocks that are never computed; only its priority policy has such victims, and by itself that is done likewise.
-        self._takes_back = victim is not None or recovery is not None and not isinstance(recovery, Recompute)
+        # blocks that are never computed; only its priority policy has such victims, and by itself that is done
+        # likewise.
+        self._takes_back = victim is not None or not isinstance(self._recovery, Recompute)
         self._swapped = Swapped()
         self.waiting = self._recovery.queue(policy, self._swapped)
         self.running: dict[Sequence, None] = {}  # in order of admission

@@ -179,8 +179,8 @@ def test_a_run_with_forks_and_swaps_that_leaps_equals_one_that_steps(
 
 
 def test_leaps_happen_between_forks_that_have_written_their_own_block():
-    # Three outputs of 30 tokens: the prompt's step, then one in which two of three copy the block of 4 that 5 tokens have
-    # begun, and 28 steps in which nothing is decided.
+    # Three outputs of 30 tokens: the prompt's step, then one in which two of three copy the block of 4 that 5 tokens
+    # have begun, and 28 steps in which nothing is decided.
     pool = PagedMemory(60, 4)
     requests = [Request(0, 0.0, 5, 30, sampling=ParallelSampling(3))]
     run = observed(pool, ContinuousBatching(pool, 64, Fcfs(), leap=True), requests, Record())

@@ -71,11 +71,11 @@ class Sharing(RuleBasedStateMachine):
         knobs: dict[str, Any],
     ) -> None:
         self.number = 0
-        if policy is Priority and recovery is Recompute:  # without a rule of its own, as vLLM: it reads what is not there
+        if (
+            policy is Priority and recovery is Recompute
+        ):  # without a rule of its own, as vLLM: it reads what is not there
             victim = victim or LowestPriority
-        self.memory = PagedMemory(
-            usable + 1, block_size, watermark, prefix_caching, num_host_blocks=host_blocks
-        )
+        self.memory = PagedMemory(usable + 1, block_size, watermark, prefix_caching, num_host_blocks=host_blocks)
         self.engine = ContinuousBatching(
             self.memory,
             LIMIT,
