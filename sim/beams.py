@@ -46,7 +46,7 @@ class BeamModel:
         top = logs.max(axis=1, keepdims=True)
         logs -= top + np.log(np.exp(logs - top).sum(axis=1, keepdims=True))
         likeliest = np.argsort(-logs, axis=None, kind="stable")[:width]
-        return (likeliest // size[1]).tolist()
+        return [int(continuation) // size[1] for continuation in likeliest]
 
     def replaced(self) -> list[tuple[int, int]]:
         """The beams without survivors, each with the beam that takes its place by a second, third … continuation.

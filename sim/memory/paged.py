@@ -348,7 +348,7 @@ class PagedMemory:
         self._copies.append((sequence, shared, table[-1]))
 
     def _come_back(self, sequence: Sequence, seen: set[int]) -> None:
-        """Counts a sequence that has its blocks again. Those `seen` are counted; they stand at the front of its table."""
+        """Counts a sequence that has its blocks again; those `seen` at the front of its table are counted already."""
         table = sequence.blocks
         self._computed += sequence.computed
         shared = list(takewhile(seen.__contains__, table))

@@ -175,8 +175,8 @@ def test_the_outputs_of_a_request_go_together_and_come_back_over_the_common_prom
     #   step 1: A holds 1, B's prompt 2; 3 are free. B forks.
     #   step 2: A writes its 5th token, 2 blocks; B's first output copies the block with 2 tokens, 3 blocks. 1 is free.
     #   step 3: nobody needs one: each of B has 8 tokens.
-    #   step 4: the ninth token of each of B needs a block; there is one. B's first takes it, its second finds none and B
-    #           is the last: both go.
+    #   step 4: the ninth token of each of B needs a block; there is one. B's first takes it, its second finds
+    #           none and B is the last: both go.
     engine = scheduler(usable=6, block_size=4)
     early = arrive(engine, 0, 4, 12)
     first = arrive(engine, 1, 6, 6, ParallelSampling(2))

@@ -18,7 +18,7 @@ from sim.kv_layout import ModelSpec, host_blocks
 from sim.link import Free, Link, PCIe
 from sim.memory.host import HostPool
 from sim.memory.paged import PagedMemory
-from sim.plan import StepPlan
+from sim.plan import Preemption, StepPlan
 from sim.recorder import Recorder
 from sim.scheduler.continuous import ContinuousBatching
 from sim.scheduler.queues import Fcfs
@@ -139,7 +139,7 @@ def test_auto_swaps_several_sequences_and_computes_one_again(outputs: int, recov
     engine = scheduler(usable=6, recovery=Auto())
     arrive(engine, 0, 2, 4)
     arrive(engine, 1, 2, 3, sampling=ParallelSampling(outputs))
-    events = []
+    events: list[Preemption] = []
     while not events:
         events = step(engine)[0].preemptions
     assert [(event.victim.request.request_id, event.recovery) for event in events] == [(1, recovery)]
@@ -198,7 +198,7 @@ def test_a_shared_block_counts_once_among_most_blocks_and_tokens_of_all_outputs_
 def test_a_swap_costs_a_latency_for_each_layers_keys_and_values_besides_its_bytes() -> None:
     # A block of 4 tokens has 4 * 384 = 1536 bytes and 3 layers * 2 pieces. At half of 1e6 bytes/s that is 3.072 ms and
     # 6 * 0.1 ms: 5 blocks take 5 * 3.672 = 18.36 ms; in one piece each, 5 * (3.072 + 0.1) = 15.86 ms.
-    options = {"latency": 1e-4, "efficiency": 0.5}
+    options: dict[str, Any] = {"latency": 1e-4, "efficiency": 0.5}
     by_layer = PCIe(MODEL, GPU, Deployment(), 4, layout="layer", **options)
     whole = PCIe(MODEL, GPU, Deployment(), 4, layout="block", **options)
     given = PCIe(MODEL, GPU, Deployment(), 4, layout="layer", transfers_per_block=2, **options)
@@ -211,9 +211,9 @@ def test_a_swap_costs_a_latency_for_each_layers_keys_and_values_besides_its_byte
 
 def test_every_gpu_moves_its_own_share_over_a_link_of_its_own() -> None:
     # Two GPUs hold one KV head each: half the bytes, as many pieces. Two stages of 3 layers hold 2 and 1 (or 1 and 2).
-    options = {"latency": 1e-4, "efficiency": 1.0, "layout": "layer"}
-    halves = PCIe(MODEL, GPU, Deployment(tensor_parallel=2), 4, **options)  # type: ignore[arg-type]
-    staged = PCIe(MODEL, GPU, Deployment(pipeline_parallel=2), 4, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"latency": 1e-4, "efficiency": 1.0, "layout": "layer"}
+    halves = PCIe(MODEL, GPU, Deployment(tensor_parallel=2), 4, **options)
+    staged = PCIe(MODEL, GPU, Deployment(pipeline_parallel=2), 4, **options)
     assert (halves.block_bytes, halves.transfers_per_block) == (768, 6)
     assert (staged.block_bytes, staged.transfers_per_block) == (1024, 4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from workloads.request import Request, Workload
 from workloads.sampling import BeamSearch, ParallelSampling
 from workloads.several_outputs import SeveralOutputs
@@ -12,7 +14,7 @@ class Two:
 
     num_requests = None
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Request]:
         yield from (Request(0, 0.0, 3, 2), Request(1, 1.5, 4, 1, priority=2))
 
 
