@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+GPU_STAMP := .venv/.installed-gpu
+
 .PHONY: setup demo test lint bench reference clean
 
 setup: $(STAMP)
@@ -13,15 +15,20 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# Tests and type checks need the real engine's packages too: torch, triton, transformers.
+$(GPU_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,gpu]'
+	touch $@
+
 # The main job on a built-in workload: what does each allocation policy waste, and what does that cost?
 demo: setup
 	rm -rf results/demo
 	$(BIN)/kvtwin sim -m experiment=demo hydra.sweep.dir=results/demo
 
-test: setup
+test: $(GPU_STAMP)
 	$(BIN)/python -m pytest -n auto
 
-lint: setup
+lint: $(GPU_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -52,6 +52,9 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
         except Exception as error:  # taken past Hydra, which would print its own words beside ours
             errors.append(error)
 
+    shown = [option for option in ("-m", "--multirun", "--cfg", "-c", "--info", "-i") if option in argv]
+    if len(shown) > 1:
+        raise UserError(f"{' and '.join(shown)} do not go together; leave one of them out.")
     GlobalHydra.instance().clear()
     setup_globals()
     try:

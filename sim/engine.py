@@ -99,22 +99,25 @@ class Engine:
         Raises:
             NoProgress: says who waits for what.
         """
-        scheduler, recorder, arrivals = self.scheduler, self.recorder, self.arrivals
+        scheduler, recorder, arrivals, timeout = self.scheduler, self.recorder, self.arrivals, self.env.timeout
         while True:
             if arrivals.next_s <= self.now:
                 for request in arrivals.until(self.now):
                     recorder.arrived(*scheduler.arrive(request))
-            due = min(arrivals.next_s, recorder.next_sample_s)
+            next_s, sample_s = arrivals.next_s, recorder.next_sample_s
+            due = next_s if next_s < sample_s else sample_s
             plan = scheduler.schedule(self._steps_until(due))
             if plan.swap_outs or plan.swap_ins:
                 yield from self._execute_with_swaps(plan)
             elif plan.work.num_tokens:
                 times = list(accumulate(self.timer.durations(plan), initial=self.now))
-                if times[-1] > due:  # it ends the leap at the first boundary between steps at or after it
+                end = times[-1]
+                if end > due and plan.needs:  # it ends the leap at the first boundary between steps at or after it
                     steps = bisect_left(times, due, 1)
                     plan.cut(steps)
                     del times[steps + 1 :]
-                yield self.env.timeout(times[-1] - self.now)
+                    end = times[-1]
+                yield timeout(end - self.now)
                 self._execute(plan, times)
             elif plan.preemptions:
                 self._execute(plan, [self.now, self.now])
@@ -133,7 +136,8 @@ class Engine:
         swapped = 0.0
         if self._link is not None:
             swapped = yield from self._link.move(len(plan.swap_outs) + len(plan.swap_ins))
-        computed = self.timer.durations(plan)[0] if plan.work.num_tokens else 0.0
+        executed = plan.work.num_tokens > 0 or self._link is None  # then the timer does the swaps too
+        computed = self.timer.durations(plan)[0] if executed else 0.0
         yield self.env.timeout(computed)
         self.recorder.metrics.totals.swap_s += swapped
         self._execute(plan, [self.now, self.now + (swapped + computed)])
@@ -155,13 +159,13 @@ class Engine:
 
     def _execute(self, plan: StepPlan, times: list[float]) -> None:
         """Commits a plan whose time has passed, and writes it down."""
-        scheduler, recorder = self.scheduler, self.recorder
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        occupancy = self._occupancy()
+        scheduler, recorder, waiting = self.scheduler, self.recorder, self.scheduler.waiting
+        num_running, num_waiting = len(scheduler.running), len(waiting)
+        occupancy = self._memory.occupancy(waiting.head() if num_waiting else None)
         self.now = end = times[-1]
         self._last_step_s = end - times[-2]
         finished = scheduler.commit(plan)
-        recorder.executed(plan, times, occupancy, running, waiting)
+        recorder.executed(plan, times, occupancy, num_running, num_waiting)
         if finished:
             for sequence in finished:
                 recorder.finished(sequence, end)

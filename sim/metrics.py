@@ -6,14 +6,39 @@ Names and units are those of `vllm bench serve` where it has the figure. Average
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.memory.interface import Occupancy
 from sim.samples import Intervals, Samples
 
 MEAN_NORMALIZED = "mean_normalized_latency_ms"
 SHARES = Occupancy._fields[:6]  # the largest free run is part of one of them
-USED, RESERVED, INTERNAL, CACHED, EXTERNAL, IDLE = range(len(SHARES))
+_USED, _RESERVED, _INTERNAL, _CACHED, _EXTERNAL, _IDLE = range(len(SHARES))
+_ROWS_AT_ONCE = 8192
+
+
+class Moved(NamedTuple):
+    """Slots that changed their name within a stretch, each times the seconds that were left of it then."""
+
+    reserved_to_used: float = 0.0
+    idle_to_reserved: float = 0.0
+    reserved_to_internal: float = 0.0
+    cached_to_idle: float = 0.0
+
+
+UNMOVED = Moved()
+# A stretch is a row: seconds, the occupancy, running, waiting, moved.
+_FIRST_SHARE, _RUNNING, _WAITING, _FIRST_MOVED = (
+    1,
+    1 + len(Occupancy._fields),
+    2 + len(Occupancy._fields),
+    -len(UNMOVED),
+)
+_SAVED = 1 + Occupancy._fields.index("saved")
+_WIDTH = _WAITING + 1 + len(UNMOVED)
 
 
 @dataclass(slots=True)
@@ -22,42 +47,34 @@ class TimeAverage:
 
     Args:
         seconds: time integrated over.
-        slots: slot-seconds of each waste name, in the order of `SHARES`.
+        slots: shape (6,), slot-seconds of each waste name, in the order of `SHARES`.
         saved: slot-seconds that sharing has saved.
     """
 
     seconds: float = 0.0
-    slots: list[float] = field(default_factory=lambda: [0.0] * len(SHARES))
+    slots: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(SHARES)))
     saved: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
 
-    def add(self, seconds: float, occupancy: Occupancy, running: int, waiting: int) -> None:
-        """A stretch of `seconds` in which all of this held."""
-        self.seconds += seconds
-        slots = self.slots
-        used, reserved, internal, cached, external, idle, _, saved = occupancy
-        if saved:
-            self.saved += saved * seconds
-        slots[USED] += used * seconds
-        slots[RESERVED] += reserved * seconds
-        slots[INTERNAL] += internal * seconds
-        slots[CACHED] += cached * seconds
-        slots[EXTERNAL] += external * seconds
-        slots[IDLE] += idle * seconds
-        self.running += running * seconds
-        self.waiting += waiting * seconds
-
-    def move(self, source: int, target: int, slot_seconds: float) -> None:
-        """Slots that changed their name within a stretch.
-
-        Args:
-            source: index in `SHARES` of what they were at its beginning.
-            target: index of what they became.
-            slot_seconds: how many of them, times the seconds that were left of the stretch.
-        """
-        self.slots[source] -= slot_seconds
-        self.slots[target] += slot_seconds
+    def add(self, rows: NDArray[np.float64]) -> None:
+        """Adds stretches, one a row."""
+        seconds = rows[:, 0]
+        slots = (rows[:, _FIRST_SHARE : _FIRST_SHARE + len(SHARES)] * seconds[:, None]).sum(axis=0)
+        moved = Moved(*rows[:, _FIRST_MOVED:].sum(axis=0).tolist())
+        for source, target, slot_seconds in (
+            (_RESERVED, _USED, moved.reserved_to_used),
+            (_IDLE, _RESERVED, moved.idle_to_reserved),
+            (_RESERVED, _INTERNAL, moved.reserved_to_internal),
+            (_CACHED, _IDLE, moved.cached_to_idle),
+        ):
+            slots[source] -= slot_seconds
+            slots[target] += slot_seconds
+        self.slots += slots
+        self.seconds += float(seconds.sum())
+        self.saved += float((rows[:, _SAVED] * seconds).sum())
+        self.running += float((rows[:, _RUNNING] * seconds).sum())
+        self.waiting += float((rows[:, _WAITING] * seconds).sum())
 
     def means(self, num_slots: int, prefix: str = "") -> dict[str, float | None]:
         """Time averages, None if no time has passed.
@@ -69,15 +86,46 @@ class TimeAverage:
         if not self.seconds:
             return dict.fromkeys((f"{prefix}share_{name}" for name in SHARES), None)
         whole = self.seconds * num_slots
-        return {f"{prefix}share_{name}": total / whole for name, total in zip(SHARES, self.slots, strict=True)}
+        return {f"{prefix}share_{name}": total / whole for name, total in zip(SHARES, self.slots.tolist(), strict=True)}
 
     def saved_by_sharing(self) -> float | None:
         """Blocks saved by sharing over blocks needed without, averaged over time (Kwon et al., Fig. 15).
 
         It is the average of the one over the average of the other, None if nobody held anything.
         """
-        held = self.slots[USED] + self.slots[RESERVED] + self.slots[INTERNAL]
+        held = float(self.slots[_USED] + self.slots[_RESERVED] + self.slots[_INTERNAL])
         return self.saved / (held + self.saved) if held else None
+
+
+class Stretches:
+    """What held for how long. Stretches are integrated many at a time.
+
+    Attributes:
+        whole: averages over all of them, once `integrate` has been called.
+        saturated: over those in which at least one request waited.
+        max_running: most requests that ran in any of them.
+    """
+
+    def __init__(self) -> None:
+        self.whole = TimeAverage()
+        self.saturated = TimeAverage()
+        self.max_running = 0
+        self._rows: list[float] = []  # one after another; a list takes numbers faster than an array does
+
+    def add(self, seconds: float, occupancy: Occupancy, running: int, waiting: int, moved: Moved = UNMOVED) -> None:
+        """Time that has passed with the queues as given, and the pool as it was at the beginning but for `moved`."""
+        self._rows += (seconds, *occupancy, running, waiting, *moved)
+        if len(self._rows) >= _ROWS_AT_ONCE * _WIDTH:
+            self.integrate()
+
+    def integrate(self) -> None:
+        """Brings the averages up to date."""
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, _WIDTH)
+        self._rows.clear()
+        if len(rows):
+            self.max_running = max(self.max_running, int(rows[:, _RUNNING].max()))
+            self.whole.add(rows)
+            self.saturated.add(rows[rows[:, _WAITING] > 0])
 
 
 @dataclass(slots=True)
@@ -93,7 +141,6 @@ class Totals:
     scheduled_tokens: int = 0
     preemptions: int = 0
     tokens_recomputed: int = 0
-    max_running: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     resume_hit_tokens: int = 0  # found again by sequences that come back after a preemption
@@ -112,8 +159,7 @@ class Metrics:
     num_slots: int
     block_bytes: int = 0  # of KV in a block, over all GPUs
     totals: Totals = field(default_factory=Totals)
-    whole: TimeAverage = field(default_factory=TimeAverage)
-    saturated: TimeAverage = field(default_factory=TimeAverage)  # while at least one request waits
+    stretches: Stretches = field(default_factory=Stretches)
     ttft: Samples = field(default_factory=Samples)
     tpot: Samples = field(default_factory=Samples)
     itl: Intervals = field(default_factory=Intervals)
@@ -127,23 +173,11 @@ class Metrics:
         """Requests that have finished or were rejected."""
         return self.totals.completed + self.totals.rejected
 
-    def stretch(self, seconds: float, occupancy: Occupancy, running: int, waiting: int) -> None:
-        """Time that has passed with the pool and the queues as given."""
-        self.whole.add(seconds, occupancy, running, waiting)
-        if waiting:
-            self.saturated.add(seconds, occupancy, running, waiting)
-        if running > self.totals.max_running:
-            self.totals.max_running = running
-
-    def move(self, source: int, target: int, slot_seconds: float, waiting: int) -> None:
-        """Slots that changed their name within the last stretch, during which so many requests waited."""
-        self.whole.move(source, target, slot_seconds)
-        if waiting:
-            self.saturated.move(source, target, slot_seconds)
-
     def summary(self) -> dict[str, Any]:
         """The figures; latencies in milliseconds, everything else in SI units."""
         totals = self.totals
+        self.stretches.integrate()
+        whole, saturated = self.stretches.whole, self.stretches.saturated
         duration = max(0.0, self.last_finish_s - (self.first_arrival_s or 0.0)) if totals.completed else 0.0
 
         def rate(count: int) -> float | None:
@@ -181,15 +215,13 @@ class Metrics:
             "swap_s": totals.swap_s,
             "blocks_copied": totals.blocks_copied,
             "copied_bytes": totals.blocks_copied * self.block_bytes,
-            "saved_by_sharing": self.whole.saved_by_sharing(),
-            "max_running": totals.max_running,
-            "mean_running": self.whole.running / self.whole.seconds if self.whole.seconds else None,
-            "mean_waiting": self.whole.waiting / self.whole.seconds if self.whole.seconds else None,
+            "saved_by_sharing": whole.saved_by_sharing(),
+            "max_running": self.stretches.max_running,
+            "mean_running": whole.running / whole.seconds if whole.seconds else None,
+            "mean_waiting": whole.waiting / whole.seconds if whole.seconds else None,
             "pool_slots": self.num_slots,
-            **self.whole.means(self.num_slots),
-            "saturated_s": self.saturated.seconds,
-            "mean_running_saturated": (
-                self.saturated.running / self.saturated.seconds if self.saturated.seconds else None
-            ),
-            **self.saturated.means(self.num_slots, "saturated_"),
+            **whole.means(self.num_slots),
+            "saturated_s": saturated.seconds,
+            "mean_running_saturated": saturated.running / saturated.seconds if saturated.seconds else None,
+            **saturated.means(self.num_slots, "saturated_"),
         }

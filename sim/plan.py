@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from sim.sequence import Sequence
 
@@ -43,6 +43,9 @@ class StepWork:
     copied_slots: int = 0
 
 
+NO_WORK = StepWork()
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
     """A running request has lost its blocks: it will compute its tokens again, or has them moved to the host.
@@ -62,26 +65,12 @@ class Preemption:
     recovery: Literal["recompute", "swap"] = "recompute"
 
 
-class Take(NamedTuple):
-    """Blocks taken from the free list within a leap.
-
-    Args:
-        step: in which step of the plan, from 0.
-        slots: how many slots they have.
-        internal: slots among them that their sequence will never fill.
-        evicted: slots among them that held a reusable prefix until then.
-    """
-
-    step: int
-    slots: int
-    internal: int
-    evicted: int
-
-
 Pairs = tuple[tuple[int, int], ...]
 Blocks = tuple[tuple[Sequence, int], ...]
+Forks = tuple[tuple[Sequence, Sequence], ...]
 NO_PAIRS: Pairs = ()
 NO_BLOCKS: Blocks = ()
+NO_FORKS: Forks = ()
 
 
 class StepPlan:
@@ -101,12 +90,17 @@ class StepPlan:
         swap_ins: (host block, device block) of each block that is moved back, after that.
         copies: (source, destination) of each block that is copied on the device, after that and before anything is
             computed. No block is both, and none is a destination twice.
+        forks: (parent, child) of each fork since the plan before: the child goes on from what the parent has said. No
+            parent is a child. Sequences that share what they had in common again after a preemption are not among them:
+            each goes on from its own.
         returned: whose blocks were moved back, and how many.
         copied: how many blocks were copied for whom.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
         gained: sequences of the batch that have gained a token; known once the plan is committed.
         needs: blocks that fall due in each step after the first; one entry each.
-        takes: those blocks as they were taken; known once the plan is committed.
+        evicted: how many of those blocks, the last ones, held a reusable prefix until then; known once the plan is
+            committed, as is the next.
+        unfilled: slots of those blocks that their sequences will never fill, as (index in `needs`, slots).
         work: the sums that a timer prices, of the first step.
     """
 
@@ -115,6 +109,8 @@ class StepPlan:
         "batch",
         "copied",
         "copies",
+        "evicted",
+        "forks",
         "gained",
         "hits",
         "needs",
@@ -124,7 +120,7 @@ class StepPlan:
         "steady",
         "swap_ins",
         "swap_outs",
-        "takes",
+        "unfilled",
         "woken",
         "work",
     )
@@ -140,13 +136,15 @@ class StepPlan:
         self.swap_outs: Pairs = NO_PAIRS
         self.swap_ins: Pairs = NO_PAIRS
         self.copies: Pairs = NO_PAIRS
+        self.forks: Forks = NO_FORKS
         self.returned: Blocks = NO_BLOCKS
         self.copied: Blocks = NO_BLOCKS
         self.woken: list[Sequence] = []
         self.gained: list[Sequence] = []
         self.needs: list[int] = []
-        self.takes: list[Take] = []
-        self.work = StepWork()
+        self.evicted = 0
+        self.unfilled: list[tuple[int, int]] = []
+        self.work = NO_WORK
 
     @property
     def repeat(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from sim.files import write_json
 from sim.memory.interface import Occupancy
-from sim.metrics import CACHED, IDLE, INTERNAL, RESERVED, USED, Metrics
+from sim.metrics import UNMOVED, Metrics, Moved
 from sim.plan import Preemption, StepPlan
 from sim.sequence import Sequence
 from sim.tables import Table
@@ -113,6 +114,7 @@ class Recorder:
     Args:
         folder: where the files go; made if it is not there.
         num_slots: slots in the pool.
+        block_size: slots in a block.
         record: which rows to keep.
         looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
 
@@ -120,11 +122,14 @@ class Recorder:
         next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
     """
 
-    def __init__(self, folder: Path, num_slots: int, record: Record = EVERYTHING, looks_up: bool = True) -> None:
+    def __init__(
+        self, folder: Path, num_slots: int, block_size: int, record: Record = EVERYTHING, looks_up: bool = True
+    ) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
         self.next_sample_s = 0.0 if record.steps == "sampled" else math.inf
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
+        self._block_size = block_size
         self._looks_up = looks_up
         self._sample_interval_s = record.sample_interval_s
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
@@ -146,7 +151,7 @@ class Recorder:
 
     def idle(self, seconds: float, occupancy: Occupancy, waiting: int) -> None:
         """Time has passed in which nothing ran."""
-        self.metrics.stretch(seconds, occupancy, 0, waiting)
+        self.metrics.stretches.add(seconds, occupancy, 0, waiting)
 
     def executed(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
         """A plan has been executed and committed.
@@ -158,20 +163,20 @@ class Recorder:
             running: length of the running queue meanwhile.
             waiting: length of the waiting queue meanwhile.
         """
-        metrics, totals = self.metrics, self.metrics.totals
+        metrics, work = self.metrics, plan.work
         start, end, repeat = times[0], times[-1], len(times) - 1
-        metrics.stretch(end - start, occupancy, running, waiting)
+        moved = self._within_leap(plan, times) if repeat > 1 else UNMOVED
+        metrics.stretches.add(end - start, occupancy, running, waiting, moved)
         if plan.steady:  # they had their last token at the end of the step before
             metrics.itl.add_intervals(times, plan.steady)
-        if repeat > 1:
-            self._within_leap(plan, times, waiting)
         if plan.woken or plan.preemptions:
             self._disturbed(plan, start)
         if plan.batch:
             self._one_by_one(plan, start, end)
         if start >= self._next_row_s:
             self._add_step(plan, times, occupancy, running, waiting)
-        totals.scheduled_tokens += plan.work.num_tokens * repeat
+        totals = metrics.totals
+        totals.scheduled_tokens += work.num_tokens * repeat
         totals.steps += repeat
 
     def finished(self, sequence: Sequence, now: float) -> None:
@@ -220,19 +225,25 @@ class Recorder:
         self._tables.append(table)
         return table
 
-    def _within_leap(self, plan: StepPlan, times: list[float], waiting: int) -> None:
+    def _within_leap(self, plan: StepPlan, times: list[float]) -> Moved:
         """What changed in the pool between the steps of a plan, weighted by the time that was left of it then."""
-        move, end = self.metrics.move, times[-1]
-        # In each further step every sequence fills one slot that it had in reserve.
-        left = end * (len(times) - 2) - sum(times[1:-1])
-        move(RESERVED, USED, plan.steady * left, waiting)
-        for take in plan.takes:
-            left = end - times[take.step]
-            move(IDLE, RESERVED, (take.slots - take.evicted) * left, waiting)
-            if take.evicted:
-                move(CACHED, RESERVED, take.evicted * left, waiting)
-            if take.internal:
-                move(RESERVED, INTERNAL, take.internal * left, waiting)
+        end, size = times[-1], self._block_size
+        left = [end - time for time in times[1:-1]]  # of the plan, at the beginning of each further step
+        taken = size * sum(map(mul, plan.needs, left))
+        cached, evicted = 0.0, plan.evicted
+        if evicted == sum(plan.needs):
+            cached = taken
+        elif evicted:  # it was the last blocks that were taken
+            for need, seconds in zip(reversed(plan.needs), reversed(left), strict=True):
+                cached += min(need, evicted) * size * seconds
+                evicted -= min(need, evicted)
+        return Moved(
+            # In each of them every sequence fills one slot that it had in reserve.
+            reserved_to_used=plan.steady * sum(left),
+            idle_to_reserved=taken,
+            reserved_to_internal=sum(slots * left[step] for step, slots in plan.unfilled) if plan.unfilled else 0.0,
+            cached_to_idle=cached,
+        )
 
     def _disturbed(self, plan: StepPlan, start: float) -> None:
         """Sequences that decoded in every step so far, and those that lost their blocks."""

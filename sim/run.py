@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import simpy
 from omegaconf import DictConfig
@@ -27,6 +27,7 @@ from workloads.limit import FirstRequests
 from workloads.request import Workload
 from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
+from workloads.time_scale import ScaledTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,62 +44,99 @@ class Parts:
     transfers: TransferTime
 
 
-def assemble(config: DictConfig) -> Parts:
+class RealEngine(Protocol):
+    """Does the steps of a run instead of pricing them (`gpu/replay.py`)."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """What it runs."""
+
+    @property
+    def env(self) -> simpy.Environment:
+        """The clock that it keeps."""
+
+    def pool_blocks(self, deployment: Deployment, block_size: int) -> int:
+        """Blocks that its device has room for, if the config leaves that open."""
+
+    def timer(
+        self, scheduler: ContinuousBatching, num_blocks: int, num_host_blocks: int, deployment: Deployment
+    ) -> StepTimer:
+        """Gets ready to execute the plans of this scheduler over a pool of so many blocks."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the summary says of it, at the end of the run."""
+
+    def close(self) -> None:
+        """The run is over: completes its own records."""
+
+
+def assemble(config: DictConfig, real: RealEngine | None = None) -> Parts:
     """Builds every part that the config names.
+
+    Args:
+        config: a composed `conf/sim.yaml`, or one that extends it.
+        real: executes the steps, and brings the model; None: `model` and `timing` of the config do.
 
     Raises:
         UserError: an option that does not exist, has the wrong type or does not fit the others.
     """
     deployment = fill(Deployment, config)
-    model: ModelSpec = build(config.model, "model")
+    model: ModelSpec = build(config.model, "model") if real is None else real.model
     hardware: Hardware = build(config.hardware, "hardware")
     limit = model_len(model, deployment)
     leap = typed(config.engine.leap, bool, "engine.leap")
     given = config.memory.get("num_blocks")
     block_size = whole_number(config, "memory.block_size", 1)
-    num_blocks = pool_blocks(
-        model,
-        hardware,
-        deployment,
-        block_size=block_size,
-        num_blocks=None if given is None else whole_number(config, "memory.num_blocks", 1),
-        max_num_seqs=whole_number(config, "scheduler.max_num_seqs", 1),
-    )
+    if given is None and real is not None:
+        num_blocks = real.pool_blocks(deployment, block_size)
+    else:
+        num_blocks = pool_blocks(
+            model,
+            hardware,
+            deployment,
+            block_size=block_size,
+            num_blocks=None if given is None else whole_number(config, "memory.num_blocks", 1),
+            max_num_seqs=whole_number(config, "scheduler.max_num_seqs", 1),
+        )
     swap_space: float = typed(config.memory.get("swap_space", 0.0), float, "memory.swap_space")
-    memory = build(
+    num_host_blocks = host_blocks(model, deployment, block_size, swap_space)
+    memory: KVMemory = build(
         config.memory,
         "memory",
         ("swap_space",),
         num_blocks=num_blocks,
         max_model_len=limit,
-        num_host_blocks=host_blocks(model, deployment, block_size, swap_space),
+        num_host_blocks=num_host_blocks,
     )
+    scheduler: ContinuousBatching = build(
+        config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap and real is None
+    )
+    about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
     return Parts(
-        model=model,
-        hardware=hardware,
-        deployment=deployment,
+        **about,
         workload=_workload(config, limit),
         memory=memory,
-        scheduler=build(config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap),
-        timer=build(config.timing, "timing", model=model, hardware=hardware, deployment=deployment),
-        transfers=build(
-            config.link, "link", model=model, hardware=hardware, deployment=deployment, block_size=block_size
-        ),
+        scheduler=scheduler,
+        timer=real.timer(scheduler, num_blocks, num_host_blocks, deployment)
+        if real is not None
+        else build(config.timing, "timing", **about),
+        transfers=build(config.link, "link", block_size=block_size, **about),
     )
 
 
-def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def simulate(config: DictConfig, folder: Path, facts: dict[str, Any], real: RealEngine | None = None) -> dict[str, Any]:
     """Runs to the end and writes the run folder; returns the summary.
 
     Args:
-        config: a composed `conf/sim.yaml`.
+        config: a composed `conf/sim.yaml`, or one that extends it.
         folder: where the results go.
         facts: what the summary says of the run first, such as the names of its parts.
+        real: executes the steps; None: they are priced.
 
     Raises:
         UserError: the run cannot start, or makes no progress; in the latter case the folder is complete up to there.
     """
-    parts = assemble(config)
+    parts = assemble(config, real)
     record: Record = build(config.record, "record")
     with suppress(OSError):
         (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true
@@ -110,26 +148,38 @@ def simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[st
         "max_model_len": parts.scheduler.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
-    recorder = Recorder(folder, memory.num_slots, record, memory.caches_prefixes)
+    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes)
     recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
-    env = simpy.Environment()
-    with Progress(parts.workload.num_requests) as progress, _seldom_collected():
-        try:
+    env = simpy.Environment() if real is None else real.env
+    try:
+        with Progress(parts.workload.num_requests) as progress, _seldom_collected():
             arrivals = Arrivals(iter(parts.workload))
-            link = Link(env, parts.transfers)
+            link = Link(env, parts.transfers) if real is None else None
             engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update, link)
             env.process(engine.serve())
             env.run()
-        except BaseException as error:  # whatever ends the run, what was recorded of it is kept
-            stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            try:
-                for sequence in parts.scheduler.unfinished():
-                    recorder.unfinished(sequence)
-                recorder.close(stopped, facts, f"{error}" or type(error).__name__)
-            finally:
-                recorder.discard()
-            raise
-    return recorder.close("complete", facts | {"rows_dropped": dropped(parts.workload)})
+    except BaseException as error:  # whatever ends the run, what was recorded of it is kept
+        stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        try:
+            for sequence in parts.scheduler.unfinished():
+                recorder.unfinished(sequence)
+            _close(recorder, stopped, facts | _last_facts(parts, real), real, f"{error}" or type(error).__name__)
+        finally:
+            recorder.discard()
+        raise
+    return _close(recorder, "complete", facts | _last_facts(parts, real), real)
+
+
+def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
+    return {"rows_dropped": dropped(parts.workload)} | (real.facts() if real is not None else {})
+
+
+def _close(
+    recorder: Recorder, status: Status, facts: dict[str, Any], real: RealEngine | None, error: str | None = None
+) -> dict[str, Any]:
+    if real is not None:
+        real.close()
+    return recorder.close(status, facts, error)
 
 
 @contextmanager
@@ -145,19 +195,24 @@ def _seldom_collected() -> Iterator[None]:
 
 def dropped(workload: Workload) -> dict[str, int]:
     """Rows of a trace that were left out, by cause; readers count them, generators drop nothing."""
-    while isinstance(workload, (FirstRequests, SeveralOutputs)):
+    while isinstance(workload, (FirstRequests, ScaledTime, SeveralOutputs)):
         workload = workload.workload
     return dict(getattr(workload, "dropped", {}))
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:
-    """The workload, cut to `workload.limit` requests, which all ask for `workload.sampling`."""
+    """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly and all ask for
+    `workload.sampling`.
+    """
     seed = whole_number(config, "seed", 0)
-    aside = ("limit", "sampling")
+    aside = ("limit", "sampling", "time_scale")
     workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     if limit is not None:
         workload = FirstRequests(workload, limit)
+    time_scale: float = typed(config.workload.get("time_scale", 1.0), float, "workload.time_scale")
+    if time_scale != 1:
+        workload = ScaledTime(workload, time_scale)
     asked = config.workload.get("sampling")
     if asked is None:
         return workload

@@ -6,7 +6,7 @@ percentile is off by at most one part in 8192. Mean and standard deviation use e
 
 from __future__ import annotations
 
-from array import array
+from itertools import repeat
 from operator import sub
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 PERCENTILES = (50, 90, 95, 99)
 EXACT = 2_000_000  # values kept as they are
+CHUNK = 8192  # values packed together
 _DROPPED_BITS = 40  # of the 52 bits of a float64's fraction
 LARGEST_ERROR = 2.0 ** (_DROPPED_BITS - 53)  # of a folded value, relative
 
@@ -25,7 +26,9 @@ class Samples:
     """Values above 0, each counted once."""
 
     def __init__(self) -> None:
-        self.values = array("d")
+        self.values: list[float] = []  # the latest; a list takes numbers faster than an array does
+        self._kept: list[_Values] = []
+        self._num_kept = 0
         self._bins: dict[int, int] = {}
         self._count = 0  # of the folded values, as are the two sums
         self._sum = 0.0
@@ -34,7 +37,16 @@ class Samples:
     def add(self, value: float) -> None:
         """One value more."""
         self.values.append(value)
-        if len(self.values) >= EXACT:
+        if len(self.values) >= CHUNK:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Packs the latest values; folds all that are kept if there are too many."""
+        if self.values:
+            self._kept.append(np.array(self.values))
+            self._num_kept += len(self.values)
+            self.values = []
+        if self._num_kept >= EXACT:
             self._fold()
 
     @property
@@ -49,9 +61,10 @@ class Samples:
             name: such as `ttft`; the keys are those of `vllm bench serve`: `mean_ttft_ms` …
         """
         keys = [f"{what}_{name}_ms" for what in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))]
-        if not self.values and not self._bins:
+        self._keep()
+        if not self._kept and not self._bins:
             return dict.fromkeys(keys, None)
-        values, counts = np.asarray(self.values), self._counts()
+        values, counts = self._values(), self._counts()
         count = self._count + int(counts.sum())
         mean = (self._sum + float((values * counts).sum())) / count
         if self._bins:
@@ -67,12 +80,17 @@ class Samples:
         figures = (mean, quantiles[0], variance**0.5, *quantiles[1:])
         return dict(zip(keys, (1000 * figure for figure in figures), strict=True))
 
+    def _values(self) -> _Values:
+        """The kept values, one after another."""
+        return np.concatenate(self._kept) if self._kept else np.empty(0)
+
     def _counts(self) -> _Counts:
-        return np.ones(len(self.values), dtype=np.int64)
+        """How often each of them counts."""
+        return np.ones(self._num_kept, dtype=np.int64)
 
     def _fold(self) -> None:
-        """Moves the values kept so far into bins."""
-        values, counts = np.asarray(self.values), self._counts()
+        """Moves the kept values into bins."""
+        values, counts = self._values(), self._counts()
         self._count += int(counts.sum())
         self._sum += float((values * counts).sum())
         self._sum_of_squares += float((values**2 * counts).sum())
@@ -80,7 +98,7 @@ class Samples:
         totals = np.bincount(index, weights=counts).astype(np.int64)
         for bin_, total in zip(bins.tolist(), totals.tolist(), strict=True):
             self._bins[bin_] = self._bins.get(bin_, 0) + total
-        self.values = array("d")
+        self._kept, self._num_kept = [], 0
 
     def _folded(self) -> tuple[_Values, _Counts]:
         """The middle of each bin, and how many values it holds."""
@@ -94,32 +112,36 @@ class Intervals(Samples):
 
     def __init__(self) -> None:
         super().__init__()
-        self._runs = array("q")  # how many values in a row
-        self._counted = array("q")  # … count how often each
+        self._shared_by: list[int] = []  # how often each of the latest values counts
+        self._kept_counts: list[_Counts] = []
 
     def add(self, value: float) -> None:
         """The interval of one sequence."""
-        self._runs.append(1)
-        self._counted.append(1)
+        self._shared_by.append(1)
         super().add(value)
 
     def add_intervals(self, times: list[float], count: int) -> None:
         """The intervals between all of `times`, for `count` sequences."""
-        self._runs.append(len(times) - 1)
-        self._counted.append(count)
         if len(times) == 2:
             self.values.append(times[1] - times[0])
+            self._shared_by.append(count)
         else:
-            self.values.extend(map(sub, times[1:], times))
-        if len(self.values) >= EXACT:
-            self._fold()
+            self.values += map(sub, times[1:], times)
+            self._shared_by += repeat(count, len(times) - 1)
+        if len(self.values) >= CHUNK:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._kept_counts.append(np.array(self._shared_by, dtype=np.int64))
+        self._shared_by = []
+        super()._keep()
 
     def _counts(self) -> _Counts:
-        return np.repeat(np.asarray(self._counted), np.asarray(self._runs))
+        return np.concatenate(self._kept_counts) if self._kept_counts else np.empty(0, dtype=np.int64)
 
     def _fold(self) -> None:
         super()._fold()
-        self._runs, self._counted = array("q"), array("q")
+        self._kept_counts = []
 
 
 def _quantile(values: _Values, upto: _Counts, q: float) -> float:

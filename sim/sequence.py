@@ -133,9 +133,10 @@ class Sequence:
 
     def keep_time(self, clock: Clock) -> None:
         """Lets `clock` count its tokens from now on; nothing else about it changes."""
-        known, computed = self.known, self.computed
+        before = self.clock
+        self._known += before.committed - clock.committed
+        self._computed += before.scheduled - clock.scheduled
         self.clock = clock
-        self.known, self.computed = known, computed
 
 
 class Group:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,28 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+Run = Callable[["DictConfig", Path, dict[str, Any]], dict[str, Any]]
+
+
 def main(argv: list[str]) -> int:
     """`kvtwin sim …`: arguments are Hydra's."""
+    return run_or_sweep("sim", _simulate, argv)
+
+
+def _simulate(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    from sim.run import simulate
+
+    return simulate(config, folder, facts)
+
+
+def run_or_sweep(name: str, run: Run, argv: list[str]) -> int:
+    """One run of `conf/<name>.yaml`, or with -m one for each combination of comma lists.
+
+    Args:
+        name: of the command and of its config.
+        run: makes a run: config, folder and what the summary should say first in, summary out.
+        argv: what follows the command.
+    """
     from concurrent.futures import BrokenExecutor
 
     from sim.config import run_command
@@ -23,7 +45,7 @@ def main(argv: list[str]) -> int:
     with unwinding(stop_workers):
         try:
             with sweeping():
-                return run_command("sim", _task, argv)
+                return run_command(name, partial(_task, run), argv)
         except Terminated:
             print("kvtwin: terminated", file=sys.stderr)
             return 143
@@ -34,7 +56,7 @@ def main(argv: list[str]) -> int:
             ) from None
 
 
-def _task(config: DictConfig) -> None:
+def _task(run: Run, config: DictConfig) -> None:
     """One run. As a point of a sweep, a failure is written down and the sweep goes on."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -42,7 +64,6 @@ def _task(config: DictConfig) -> None:
 
     from sim.config import typed
     from sim.point import disk_error, remove_parts
-    from sim.run import simulate
 
     resume = typed(config.resume, bool, "resume")
     with open_dict(config):
@@ -54,13 +75,13 @@ def _task(config: DictConfig) -> None:
     if hydra.mode == RunMode.MULTIRUN:
         from sim.sweep import take_turn
 
-        take_turn(lambda: simulate(config, folder, facts), config, facts, resume=resume)
+        take_turn(lambda: run(config, folder, facts), config, facts, resume=resume)
         return
     if resume:
         raise UserError("resume=true is for sweeps; a single run (without -m) starts anew.")
     draws = typed(config.plots, bool, "plots")
     try:
-        summary = simulate(config, folder, facts)
+        summary = run(config, folder, facts)
     except BaseException as error:
         remove_parts(folder)
         if line := disk_error(error, folder):

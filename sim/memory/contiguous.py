@@ -116,15 +116,13 @@ class ContiguousMemory:
         """What is left of its region, which its last token does not exceed."""
         return len(sequence.blocks) * self.block_size - sequence.computed
 
-    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
-        """Never asked for: a region holds all that its sequence will store."""
-        raise AssertionError("a contiguous region does not grow")
-
-    def store(self, num_tokens: int) -> None:
-        """One slot each."""
+    def decode(self, tables: list[list[int]], num_tokens: int, never_filled: int) -> int:
+        """One slot each; a region has room for all that its sequence will store."""
+        assert not tables
         self._computed += num_tokens
+        return 0
 
-    def complete(self, sequences: list[Sequence]) -> None:
+    def complete(self, sequence: Sequence) -> None:
         """A full region is nothing to note."""
 
     def release(self, sequence: Sequence) -> None:

@@ -87,20 +87,22 @@ class KVMemory(Protocol):
         """Blocks that `grow` to `num_tokens` tokens would take."""
 
     def room_left(self, sequence: Sequence) -> int:
-        """Tokens that the sequence can still store in what it holds."""
+        """Tokens that the sequence can still store in what it holds: less than a block's, or all that it ever will."""
 
-    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
-        """Gives each of the sequences, whose blocks are full, one block more, in this order; there are enough.
+    def decode(self, tables: list[list[int]], num_tokens: int, never_filled: int) -> int:
+        """Running sequences store tokens, each in a slot it holds by then.
+
+        Args:
+            tables: block tables that are full and get one block more, in this order; there are enough.
+            num_tokens: how many tokens.
+            never_filled: slots of the new blocks that their sequences will never fill.
 
         Returns:
-            Those of them that will fill the new block, and the slots that will never be filled of the others' blocks.
+            How many of the new blocks held a reusable prefix until now.
         """
 
-    def store(self, num_tokens: int) -> None:
-        """Counts tokens that running sequences store in slots they hold."""
-
-    def complete(self, sequences: list[Sequence]) -> None:
-        """Takes note that each of the sequences has filled the last block of its table."""
+    def complete(self, sequence: Sequence) -> None:
+        """Takes note that the sequence has filled the last block of its table."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""

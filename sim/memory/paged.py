@@ -11,7 +11,7 @@ its end: so its empty slots are reserved up to where the sequences end and inter
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from itertools import chain, takewhile
 
 from sim.memory.holders import Holders
@@ -20,6 +20,8 @@ from sim.memory.interface import Occupancy
 from sim.memory.prefix import PrefixCache
 from sim.sequence import Sequence
 from workloads.errors import UserError
+
+_run_through = deque[None](maxlen=0).extend  # an iterator, for its effects
 
 
 class PagedMemory:
@@ -149,7 +151,7 @@ class PagedMemory:
         return True
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Rule 8: blocks for all tokens, less those it has; one more if it writes to a shared block, for the copy."""
+        """Rule 8: blocks for all tokens, less those it has; and one to copy a shared block to that it writes in."""
         missing = self._blocks_for(num_tokens) - len(sequence.blocks)
         return missing + 1 if self._open and self._shares_last(sequence) else missing
 
@@ -157,32 +159,25 @@ class PagedMemory:
         """Empty slots of its last block."""
         return len(sequence.blocks) * self.block_size - sequence.computed
 
-    def extend(self, sequences: list[Sequence]) -> tuple[list[Sequence], int]:
-        """One block each from the front of the free list."""
-        size, internal = self.block_size, 0
-        filling = []
-        blocks = self._free if len(self._free) >= len(sequences) else self._take(len(sequences))[::-1]
-        for sequence in sequences:
-            table = sequence.blocks
-            table.append(blocks.pop())  # type: ignore[attr-defined]
-            beyond = len(table) * size - sequence.final + 1
-            if beyond > 0:
-                internal += beyond
-            else:
-                filling.append(sequence)
-        self._internal += internal
-        return filling, internal
-
-    def store(self, num_tokens: int) -> None:
-        """One slot each."""
+    def decode(self, tables: list[list[int]], num_tokens: int, never_filled: int) -> int:
+        """Blocks come from the front of the free list."""
         self._computed += num_tokens
+        self._internal += never_filled
+        if not tables:
+            return 0
+        free = self._free
+        if len(tables) > len(free):
+            from_cache = len(tables) - len(free)
+            _run_through(map(list.append, tables, self._take(len(tables))))
+            return from_cache
+        _run_through(map(list.append, tables, iter(free.pop, None)))
+        return 0
 
-    def complete(self, sequences: list[Sequence]) -> None:
-        """Registers the blocks (rule 4)."""
+    def complete(self, sequence: Sequence) -> None:
+        """Registers the block (rule 4)."""
         if self.prefix:
-            for sequence in sequences:
-                full = len(sequence.blocks)
-                self.prefix.register(sequence, full - 1, full * self.block_size)
+            full = len(sequence.blocks)
+            self.prefix.register(sequence, full - 1, full * self.block_size)
 
     def release(self, sequence: Sequence) -> None:
         """Rule 2: blocks without a key go to the front, the last of the table foremost; keyed ones to the back.
@@ -307,11 +302,12 @@ class PagedMemory:
 
     def _take(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the free list, which has as many (rule 1)."""
-        from_stack = min(count, len(self._free))
-        blocks = self._free[: -from_stack - 1 : -1]
-        del self._free[len(self._free) - from_stack :]
-        if self.prefix:
-            blocks += self.prefix.evict(count - from_stack)
+        free = self._free
+        blocks = free[: -count - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        if len(blocks) < count:
+            assert self.prefix
+            blocks += self.prefix.evict(count - len(blocks))
         return blocks
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -348,7 +344,7 @@ class PagedMemory:
         self._copies.append((sequence, shared, table[-1]))
 
     def _come_back(self, sequence: Sequence, seen: set[int]) -> None:
-        """Counts a sequence that has its blocks again; those `seen` at the front of its table are counted already."""
+        """Counts a sequence that has its blocks again; those `seen` are counted, and stand first in its table."""
         table = sequence.blocks
         self._computed += sequence.computed
         shared = list(takewhile(seen.__contains__, table))

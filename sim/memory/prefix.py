@@ -88,7 +88,10 @@ class PrefixCache:
 
     def evict(self, count: int) -> list[int]:
         """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
-        evicted = [self._next_evictable() for _ in range(count)]
+        if self._outdated:
+            evicted = [self._next_evictable() for _ in range(count)]
+        else:
+            evicted = list(islice(iter(self._queue.popleft, None), count))
         self._evictable.difference_update(evicted)
         if self._key_of:
             for block in evicted:
@@ -142,7 +145,7 @@ class PrefixCache:
             same.append(block)
 
     def release(self, sequence: Sequence) -> list[int]:
-        """Drops a holder from each full block, the last first; those without another queue for eviction so (rule 2).
+        """Drops a holder from each full block, the last first; so keyed ones without another join the queue (rule 2).
 
         Returns:
             The blocks that carry no key, in table order; they may have other holders.

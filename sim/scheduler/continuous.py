@@ -2,8 +2,8 @@
 
 Decides in each step which sequences compute how many tokens, who is admitted, and who is preempted when the pool is
 full. Rule numbers are those of the vLLM conformance cases. What a sequence holds is the memory policy's business; in
-which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; whether it is
-computed again or swapped, the recovery policy's.
+which order they wait, the queue policy's; who the victim is, that one's too unless another rule is given; and whether
+it is computed again or swapped, the recovery policy's.
 
 The sequences of a request with several outputs come and go together (Kwon et al., SOSP 2023, §4.5): one of them
 computes the prompt, and when it gains its first token the others fork from it. All then gain their tokens in the same
@@ -19,7 +19,7 @@ from collections import Counter
 from operator import attrgetter
 
 from sim.memory.interface import KVMemory
-from sim.plan import Preemption, StepPlan
+from sim.plan import Preemption, StepPlan, StepWork
 from sim.scheduler.groups import common_tokens, tokens_to_place
 from sim.scheduler.queues import QueuePolicy, Swapped
 from sim.scheduler.recovery import Recompute, RecoveryPolicy
@@ -97,14 +97,25 @@ class ContinuousBatching:
         self._admissions = 0  # sequences, those included that an admitted group has yet to fork into
         self._seats_kept = 0  # of the running queue, for the latter
         self._groups = 0  # live requests with several outputs
+        self._forks: list[tuple[Sequence, Sequence]] = []  # since the last plan
         self._leap = leap
-        self.max_num_seqs = max_num_seqs
+        self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._chunked_prefill = chunked_prefill
         self._cap = long_prefill_token_threshold
         self._adaptive_cap = long_prefill_token_threshold_adaptive
         self._reserve_full_isl = scheduler_reserve_full_isl
         self._reject_oversize = reject_oversize
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences in the running queue."""
+        return self._max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Token budget of one step."""
+        return self._budget
 
     @property
     def idle(self) -> bool:
@@ -153,8 +164,10 @@ class ContinuousBatching:
             self._schedule_waiting(plan, cap, budget)
         if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
             plan.needs = steady.leap(max_steps - 1)
-        if self._groups and plan.batch:
-            self._note_copies(plan)
+        if self._groups:
+            plan.forks, self._forks = tuple(self._forks), []
+            if plan.batch:
+                self._note_copies(plan)
         self._sum_up(plan)
         return plan
 
@@ -171,7 +184,7 @@ class ContinuousBatching:
         """Applies what the plan has computed: whoever has caught up gets one token, and finishes if it was the last.
 
         Args:
-            plan: has been executed, and cut to the steps that were. Its `takes` are filled in.
+            plan: has been executed, and cut to the steps that were. What became of the blocks it took is filled in.
 
         Returns:
             The finished requests, each by its first sequence, in the order in which their blocks were freed (rule 16).
@@ -179,7 +192,8 @@ class ContinuousBatching:
         finished: list[Sequence] = []
         groups: dict[Group, None] = {}
         if plan.steady:
-            plan.takes = self._steady.go_on(plan.needs)
+            if plan.needs:
+                self._steady.go_on(plan)
             finished = self._steady.commit()
         num_steady = len(finished)
         for sequence, _ in plan.batch:
@@ -235,8 +249,8 @@ class ContinuousBatching:
         most = sequence.final - 1
         if not self._chunked_prefill and most > self._budget:
             return f"needs {most} tokens in one step without chunked prefill, the budget is {self._budget}"
-        if sequence.request.num_outputs > self.max_num_seqs:
-            return f"needs {sequence.request.num_outputs} sequences at once, max_num_seqs is {self.max_num_seqs}"
+        if sequence.request.num_outputs > self._max_num_seqs:
+            return f"needs {sequence.request.num_outputs} sequences at once, max_num_seqs is {self._max_num_seqs}"
         return self.memory.never_fits(sequence)
 
     def _cap_of_this_step(self) -> int:
@@ -260,7 +274,7 @@ class ContinuousBatching:
             for other in self._others:
                 tokens = min(other.known - other.computed, cap, self._budget)
                 need += self.memory.missing_blocks(other, other.computed + tokens)
-        return need <= self.memory.num_free_blocks
+        return not need or need <= self.memory.num_free_blocks
 
     def _schedule_others(self, plan: StepPlan, cap: int, budget: int) -> int:
         """Rules 7 to 11 for everyone who is not steady; returns the budget left."""
@@ -339,7 +353,7 @@ class ContinuousBatching:
             budget = self._bring_back(plan, cap, budget)
             if self._swapped:
                 return
-        while self.waiting and budget > 0 and len(self.running) + self._seats_kept < self.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) + self._seats_kept < self._max_num_seqs:
             sequence = self.waiting.head()
             group = sequence.group
             if group is not None and not self._seats_for(group.width):
@@ -394,7 +408,7 @@ class ContinuousBatching:
         return budget
 
     def _seats_for(self, num_sequences: int) -> bool:
-        return len(self.running) + self._seats_kept + num_sequences <= self.max_num_seqs
+        return len(self.running) + self._seats_kept + num_sequences <= self._max_num_seqs
 
     def _line_up(self, first: Sequence) -> None:
         """Puts a request at the end of the running queue, with all its live sequences and seats for the others."""
@@ -424,14 +438,16 @@ class ContinuousBatching:
             self._fork(group)
             if again:
                 return []
-        elif group.beams is not None:
-            self._choose_beams(group)
         known = group.known + 1
         for sequence in group.sequences:
             sequence.known = known
         plan.gained += group.sequences
         if known == group.first.final:
             return group.sequences
+        if just_forked:
+            self._forks += ((group.first, other) for other in group.sequences[1:])
+        elif group.beams is not None:
+            self._choose_beams(group)
         # After a fork, the first to write in the block that they share copy it; beams fork in every step.
         if self._leap and not just_forked and group.beams is None:
             for sequence in group.sequences:
@@ -457,6 +473,7 @@ class ContinuousBatching:
         for dead, parent in group.beams.replaced():
             self.memory.release(group.sequences[dead])
             self.memory.fork(group.sequences[parent], [group.sequences[dead]])
+            self._forks.append((group.sequences[parent], group.sequences[dead]))
 
     def _requests_of(self, finished: list[Sequence]) -> list[Sequence]:
         """Each request of `finished` once: all sequences of a group finish together."""
@@ -469,22 +486,32 @@ class ContinuousBatching:
         plan.copied = tuple(Counter(sequence.together[0] for sequence, _, _ in copies).items())
 
     def _sum_up(self, plan: StepPlan) -> None:
-        work, steady, count = plan.work, self._steady, plan.steady
-        work.num_tokens = work.num_sequences = work.decode_sequences = work.num_generated = count
-        work.decode_context, work.decode_blocks = steady.context, steady.entries
+        steady, count = self._steady, plan.steady
         if not plan.batch:
+            plan.work = StepWork(count, count, 0, 0, 0, count, steady.context, steady.entries, count)
             return
-        work.copied_slots = len(plan.copies) * self.memory.block_size
-        work.num_sequences += len(plan.batch)
+        decodes, decode_context, decode_blocks, generated = count, steady.context, steady.entries, count
+        prefill_tokens = prefill_pairs = prefill_context = 0
         for sequence, tokens in plan.batch:
             context = sequence.computed
-            work.num_generated += context == sequence.known
+            generated += context == sequence.known
             if tokens == 1:
-                work.decode_sequences += 1
-                work.decode_context += context
-                work.decode_blocks += self.memory.table_entries(sequence)
+                decodes += 1
+                decode_context += context
+                decode_blocks += self.memory.table_entries(sequence)
             else:
-                work.prefill_tokens += tokens
-                work.prefill_context += context
-                work.prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
-        work.num_tokens = work.decode_sequences + work.prefill_tokens
+                prefill_tokens += tokens
+                prefill_context += context
+                prefill_pairs += tokens * (context - tokens) + tokens * (tokens + 1) // 2
+        plan.work = StepWork(
+            count + len(plan.batch),
+            decodes + prefill_tokens,
+            prefill_tokens,
+            prefill_pairs,
+            prefill_context,
+            decodes,
+            decode_context,
+            decode_blocks,
+            generated,
+            len(plan.copies) * self.memory.block_size,
+        )

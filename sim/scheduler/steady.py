@@ -8,18 +8,20 @@ written down for them, and finishes come from a heap. What happens is exactly wh
 from __future__ import annotations
 
 import heapq
-from operator import attrgetter
+from bisect import bisect, bisect_left
+from itertools import accumulate, chain
 
 from sim.memory.interface import KVMemory
-from sim.plan import Take
+from sim.plan import StepPlan
 from sim.sequence import STILL, Clock, Sequence
 from workloads.request import TokenIds
-
-_order = attrgetter("order")
 
 
 class SteadyDecodes:
     """The steady sequences of a running queue.
+
+    Each takes a block whenever `block_size` more ticks have passed. So those that do it in the same ticks stand
+    together as long as they are steady, and nothing is written down anew when a block is taken.
 
     Args:
         memory: who holds which slots.
@@ -40,27 +42,50 @@ class SteadyDecodes:
         self.last_order = 0
         self.tellers = 0
         self._memory = memory
+        self._size = memory.block_size
         self._clock = Clock()
-        self._due: dict[int, list[Sequence]] = {}  # tick -> who needs a block for the token of that tick
-        self._finishing: list[tuple[int, int, Sequence]] = []  # heap of (tick after which it finishes, order, who)
+        # By the tick, modulo the block size, whose token begins a new block: the block tables, in running order.
+        self._tables: list[list[list[int]]] = [[] for _ in range(self._size)]
+        self._orders: list[list[int]] = [[] for _ in range(self._size)]  # of the same sequences
+        self._needs = [0] * self._size  # how many they are
+        self._unfilled: dict[int, int] = {}  # tick -> slots of the blocks taken then that will never be filled
+        # tick -> the tellers whose block is full after it, each with its order and the tick after which it finishes
+        self._completing: dict[int, list[tuple[int, int, Sequence]]] = {}
+        # A heap of (tick after which it finishes, order, where it takes its blocks or -1 if it needs none, who).
+        self._finishing: list[tuple[int, int, int, Sequence]] = []
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.clock is self._clock
 
     def join(self, sequence: Sequence) -> None:
         """Takes in a sequence that has just gained a token and is one token short, as it will be from now on."""
-        clock = self._clock
+        clock, order = self._clock, sequence.order
         self.count += 1
         self.context += sequence.computed
         self.entries += self._memory.table_entries(sequence)
-        self.last_order = max(self.last_order, sequence.order)
-        self.tellers += _tells(sequence)
+        if order > self.last_order:
+            self.last_order = order
         last = clock.committed + sequence.final - sequence.known
-        sequence.keep_time(clock)
-        heapq.heappush(self._finishing, (last, sequence.order, sequence))
         due = clock.scheduled + 1 + self._memory.room_left(sequence)
-        if due <= last + 1:  # in the tick before, its block is complete, even if it takes no other
-            self._fall_due(due, [sequence])
+        sequence.keep_time(clock)
+        if _tells(sequence):
+            self.tellers += 1
+            full = due - 1 if due - 1 > clock.scheduled else due - 1 + self._size
+            self._fills_by(full, (order, last, sequence))
+        if due > last:
+            heapq.heappush(self._finishing, (last, order, -1, sequence))
+            return
+        place = due % self._size
+        heapq.heappush(self._finishing, (last, order, place, sequence))
+        orders, tables = self._orders[place], self._tables[place]
+        at = bisect(orders, order)
+        orders.insert(at, order)
+        tables.insert(at, sequence.blocks)  # type: ignore[arg-type]  # a table that grows is a list
+        self._needs[place] += 1
+        in_last_block = (last - due) % self._size + 1
+        if unfilled := self._size - in_last_block:
+            begun = last - in_last_block + 1
+            self._unfilled[begun] = self._unfilled.get(begun, 0) + unfilled
 
     def dissolve(self, running: dict[Sequence, None]) -> list[Sequence]:
         """Lets everyone go; returns them in running order."""
@@ -68,67 +93,26 @@ class SteadyDecodes:
         for sequence in gone:
             sequence.keep_time(STILL)
         self.count = self.context = self.entries = self.last_order = self.tellers = 0
-        self._due.clear()
         self._finishing.clear()
+        self._unfilled.clear()
+        self._completing.clear()
+        for place, need in enumerate(self._needs):
+            if need:
+                self._needs[place] = 0
+                self._tables[place].clear()
+                self._orders[place].clear()
         return gone
 
     def due(self) -> int:
         """How many need a block in the next step."""
-        tick = self._clock.scheduled + 1
-        bucket = self._due.get(tick)
-        if bucket is None:
-            return 0
-        # Someone who finished in the last step may stand here for the block it completed then.
-        bucket = [sequence for sequence in bucket if sequence.clock is self._clock]
-        if bucket:
-            self._due[tick] = bucket
-        else:
-            del self._due[tick]
-        return len(bucket)
+        return self._needs[(self._clock.scheduled + 1) % self._size]
 
     def schedule(self) -> None:
         """One step: everyone computes a token; there is a free block for each that needs one."""
-        self._clock.scheduled = tick = self._clock.scheduled + 1
-        if tick in self._due:
-            self._extend(tick)
-        if tick + 1 in self._due:
-            self._memory.complete(self._due[tick + 1])
-        self.context += self.count
-        self._memory.store(self.count)
-
-    def go_on(self, needs: list[int]) -> list[Take]:
-        """Further steps, one for each of the `needs` that `leap` foresaw."""
-        memory, due, start = self._memory, self._due, self._clock.scheduled
-        takes = []
-        for step, need in enumerate(needs, 1):
-            tick = start + step
-            if need:
-                before = memory.num_cached_blocks
-                internal = self._extend(tick)
-                slots, evicted = need * memory.block_size, (before - memory.num_cached_blocks) * memory.block_size
-                takes.append(Take(step, slots, internal, evicted))
-            if tick + 1 in due:
-                memory.complete(due[tick + 1])
-        steps = len(needs)
-        self._clock.scheduled = start + steps
-        self.context += steps * self.count
-        memory.store(steps * self.count)
-        return takes
-
-    def _extend(self, tick: int) -> int:
-        """Gives blocks to those who need one at `tick`.
-
-        Returns:
-            Slots among the new blocks that their sequence will never fill.
-        """
-        due = self._due.pop(tick)
-        if len(due) > 1:
-            due.sort(key=_order)
-        self.entries += len(due)
-        filling, internal = self._memory.extend(due)
-        if filling:
-            self._fall_due(tick + self._memory.block_size, filling)
-        return internal
+        tick = self._clock.scheduled + 1
+        self._advance(tick, self._unfilled.pop(tick, 0))
+        if tick in self._completing:
+            self._complete(tick)
 
     def leap(self, max_steps: int) -> list[int]:
         """How the steps go on after the one that is scheduled, as far as nothing needs a decision.
@@ -139,42 +123,81 @@ class SteadyDecodes:
         Returns:
             Blocks that each further step needs: fewer entries where a sequence finishes or the pool runs dry.
         """
-        tick, due, size = self._clock.scheduled, self._due, self._memory.block_size
+        tick, size = self._clock.scheduled, self._size
+        steps = min(max_steps, self._finishing[0][0] - tick)
+        first = (tick + 1) % size
+        needs = self._needs[first : first + steps]
+        if len(needs) < steps:
+            needs += (self._needs * (steps // size + 1))[: steps - len(needs)]
         free = self._memory.num_free_blocks
-        needs: list[int] = []
-        for step in range(min(max_steps, self._finishing[0][0] - tick)):
-            bucket = due.get(tick + 1 + step)
-            need = len(bucket) if bucket else 0
-            if step >= size:  # those that will have taken a block after this look ahead fall due again
-                need += needs[step - size]
-            if need:
-                free -= need
-                if free < 0:
-                    break
-            needs.append(need)
+        if sum(needs) > free:
+            del needs[bisect(list(accumulate(needs)), free) :]
         return needs
 
-    def _fall_due(self, tick: int, sequences: list[Sequence]) -> None:
-        if tick in self._due:
-            self._due[tick] += sequences
-        else:
-            self._due[tick] = sequences
+    def go_on(self, plan: StepPlan) -> None:
+        """The further steps of a plan, which `leap` foresaw. Fills in what became of the blocks that fell due."""
+        first = self._clock.scheduled + 1
+        ticks = range(first, first + len(plan.needs))
+        never_filled = 0
+        for tick in sorted(self._unfilled.keys() & ticks):
+            slots = self._unfilled.pop(tick)
+            never_filled += slots
+            plan.unfilled.append((tick - first, slots))
+        for tick in ticks if self._completing else ():
+            if tick in self._completing:
+                plan.evicted += self._advance(tick, 0)
+                self._complete(tick)
+        plan.evicted += self._advance(ticks[-1], never_filled)
 
     def commit(self) -> list[Sequence]:
         """The scheduled steps are over; returns who has finished with the last of them, in running order."""
-        clock = self._clock
+        clock, heap = self._clock, self._finishing
         tick = clock.committed = clock.scheduled
         finished: list[Sequence] = []
-        heap = self._finishing
         while heap and heap[0][0] == tick:
-            sequence = heapq.heappop(heap)[2]
+            _, order, place, sequence = heapq.heappop(heap)
+            if place >= 0:
+                at = bisect_left(self._orders[place], order)
+                del self._orders[place][at], self._tables[place][at]
+                self._needs[place] -= 1
+            if self.tellers:
+                self.tellers -= _tells(sequence)
             self.count -= 1
-            self.tellers -= _tells(sequence)
             self.context -= sequence.computed
             self.entries -= self._memory.table_entries(sequence)
             sequence.keep_time(STILL)
             finished.append(sequence)
         return finished
+
+    def _advance(self, tick: int, never_filled: int) -> int:
+        """The steps up to `tick`, in which that many slots are taken that will never be filled.
+
+        Returns:
+            How many of the blocks taken held a reusable prefix until then.
+        """
+        size, clock = self._size, self._clock
+        steps = tick - clock.scheduled
+        begin = (clock.scheduled + 1) % size
+        clock.scheduled = tick
+        tables = self._tables[begin]
+        if steps != 1:  # those of one tick after those of another: this is the order in which they get their blocks
+            turns = self._tables[begin:]
+            if len(turns) < steps:
+                turns += self._tables * (steps // size + 1)
+            tables = list(chain.from_iterable(turns[:steps]))
+        self.entries += len(tables)
+        self.context += steps * self.count
+        return self._memory.decode(tables, steps * self.count, never_filled)
+
+    def _fills_by(self, tick: int, teller: tuple[int, int, Sequence]) -> None:
+        """Notes that a teller's block is full after `tick`, if it gets that far: others may begin with the same."""
+        if tick <= teller[1]:
+            self._completing.setdefault(tick, []).append(teller)
+
+    def _complete(self, tick: int) -> None:
+        for teller in sorted(self._completing.pop(tick)):
+            self._memory.complete(teller[2])
+            self._fills_by(tick + self._size, teller)
 
 
 def _tells(sequence: Sequence) -> bool:

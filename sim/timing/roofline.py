@@ -134,6 +134,8 @@ class Roofline(WorkTimer):
         self._pair_compute, self._decode_compute, self._kv_read = pair_flops / flops, decode_flops / flops, kv_read
         entries = kv_heads_per_rank(model, deployment.tensor_parallel) * model.num_layers
         self._block_read = BLOCK_TABLE_ENTRY * entries / bandwidth
+        # Then `_decode_attention` is one sum for any context, and a leap can do without asking it for each step.
+        self._decode_is_bound_by_reads = not num_sliding and self._decode_compute <= kv_read
 
     def _set_communication(self, model: ModelSpec, deployment: Deployment, link: float, latency: float) -> None:
         """Seconds a step and a token, of all-reduces and of transfers between stages."""
@@ -156,12 +158,18 @@ class Roofline(WorkTimer):
 
     def durations(self, plan: StepPlan) -> list[float]:
         """Seconds of each of the plan's steps; within a leap only attention differs."""
-        work = plan.work
-        if not plan.needs:
+        work, needs = plan.work, plan.needs
+        if not needs:
             return [self.seconds(work)]
-        rest, attention = self._all_but_attention(work), self._decode_attention
-        sequences = work.decode_sequences
-        contexts, blocks = count(work.decode_context, sequences), accumulate(plan.needs, initial=work.decode_blocks)
+        sequences, rest, attention = work.decode_sequences, self._all_but_attention(work), self._decode_attention
+        contexts = count(work.decode_context, sequences)
+        blocks = accumulate(needs, initial=work.decode_blocks)
+        if self._decode_is_bound_by_reads:
+            layers, kv_read, block_read = self._full_layers, self._kv_read, self._block_read
+            return [
+                rest + (layers * context * kv_read + entries * block_read)
+                for context, entries in zip(contexts, blocks, strict=False)
+            ]
         return [
             rest + attention(sequences, context, entries) for context, entries in zip(contexts, blocks, strict=False)
         ]

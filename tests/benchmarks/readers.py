@@ -1,9 +1,10 @@
-"""How fast a trace is read. Nothing is asserted.
+"""How fast a trace is read, and how long a simulated production week takes. Nothing is asserted.
 
-    python -m tests.benchmarks.readers [ROWS]
+    python -m tests.benchmarks.readers [ROWS]         parses it to columns, and turns it into requests
+    python -m tests.benchmarks.readers [ROWS] week    serves it: one replica of eight H100, one process
 
-Writes a file of the shape of the Azure 2024 code trace (16.8 million rows by default, about 600 MB) into a temporary
-folder, parses it to columns, and turns it into requests.
+Either writes a file of the shape of the Azure 2024 code trace (16.8 million rows over a week by default, about 600 MB)
+into a temporary folder. Its lengths are lognormal with the means of the 2023 code trace, 2,048 and 28 tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from tests.benchmarks.scale import run_apart
+from tests.benchmarks.simulate import simpy_events_per_second
 from workloads.readers.azure import AzureTrace
 
 ROWS = 16_803_695
@@ -32,23 +35,47 @@ def write(path: Path, rows: int) -> None:
             count = min(CHUNK, rows - first)
             low, high = first / rows * WEEK_S * 1e6, (first + count) / rows * WEEK_S * 1e6
             times = start + np.sort(generator.uniform(low, high, count)).astype(np.int64).astype("timedelta64[us]")
-            prompts, outputs = generator.integers(10, 8000, count), generator.integers(1, 600, count)
+            prompts, outputs = _lengths(generator, 2048, count), _lengths(generator, 28, count)
             texts = np.char.replace(np.datetime_as_string(times, unit="us"), "T", " ")
             lines = zip(texts.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
             file.writelines(f"{text}+00:00,{prompt},{output}\n" for text, prompt, output in lines)
 
 
+def _lengths(generator: np.random.Generator, mean: int, count: int) -> np.ndarray:
+    """Lognormal with sigma 1, which has the mean exp(mu + 1/2), from 1 to 7,999."""
+    return generator.lognormal(np.log(mean) - 0.5, 1.0, count).astype(np.int64).clip(1, 7999)
+
+
+def read(path: Path) -> None:
+    """Prints rows per CPU second, to columns and to requests."""
+    start = time.process_time()
+    parsed = sum(len(chunk.time_ns) for chunk in AzureTrace(str(path)).rows())
+    columns = time.process_time() - start
+    print(f"to columns:  {columns:6.1f} CPU s, {parsed / columns:11,.0f} rows/s")
+    start = time.process_time()
+    requests = sum(1 for _ in AzureTrace(str(path)))
+    seconds = time.process_time() - start
+    print(f"to requests: {seconds:6.1f} CPU s, {requests / seconds:11,.0f} rows/s")
+
+
+def serve(path: Path) -> None:
+    """Prints what a run over the whole file costs."""
+    events = simpy_events_per_second()
+    deployment = ["model=llama-3.1-8b", "hardware=h100-80gb", "tensor_parallel=8", "memory.prefix_caching=false"]
+    rows = ["record.steps=sampled", "record.requests=sampled", "record.sample_interval_s=60"]
+    wall, cpu, peak, summary = run_apart(["workload=azure", f"workload.path={path}", *deployment, *rows])
+    requests = summary["completed"] + summary["failed"]
+    print(
+        f"{requests:,} requests, {summary['steps']:,} steps, {summary['mean_running']:.0f} running on average: "
+        f"{wall / 60:.1f} min, {cpu / 60:.1f} CPU min, {requests / cpu:,.0f} requests/s, peak {peak / 1e6:,.0f} MB; "
+        f"SimPy {events:,.0f} events/s at the start"
+    )
+
+
 if __name__ == "__main__":
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
+    rows = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), ROWS)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         write(path, rows)
-        print(f"{rows:,} rows, {path.stat().st_size / 1e6:,.0f} MB")
-        start = time.process_time()
-        parsed = sum(len(chunk.time_ns) for chunk in AzureTrace(str(path)).rows())
-        columns = time.process_time() - start
-        print(f"to columns:  {columns:6.1f} CPU s, {parsed / columns:11,.0f} rows/s")
-        start = time.process_time()
-        requests = sum(1 for _ in AzureTrace(str(path)))
-        seconds = time.process_time() - start
-        print(f"to requests: {seconds:6.1f} CPU s, {requests / seconds:11,.0f} rows/s")
+        print(f"{rows:,} rows, {path.stat().st_size / 1e6:,.0f} MB", flush=True)
+        (serve if "week" in sys.argv[1:] else read)(path)

@@ -12,7 +12,7 @@ from pool_audit import tokens_up_to
 
 from sim.plan import StepPlan
 from sim.scheduler.continuous import ContinuousBatching
-from sim.sequence import Group, Sequence
+from sim.sequence import Sequence
 from workloads.sampling import BeamSearch
 
 Tokens = list[Hashable]
@@ -36,6 +36,7 @@ class Executor:
     def execute(self, plan: StepPlan) -> None:
         """Does what the plan says, in the order that it prescribes. Call before the plan is committed."""
         assert plan.repeat == 1
+        self._fork(plan)
         self._move(plan)
         batch = self.engine.full_batch(plan)
         written: set[tuple[int, int]] = set()
@@ -51,14 +52,18 @@ class Executor:
 
     def committed(self, finished: list[Sequence]) -> None:
         """Learns of the tokens that the plan has gained. Call after it is committed, with what `commit` returned."""
-        live = [*self.engine.running, *(one for first in self.engine.waiting for one in first.together)]
-        for group in {sequence.group: None for sequence in live if sequence.group is not None}:
-            if group.beams is not None and group.forked and group.first in self.engine.running:
-                self._follow_beams(group)
-        for sequence in live:
+        for sequence in (*self.engine.running, *(one for first in self.engine.waiting for one in first.together)):
             self._say(sequence)
         gone = {one for first in finished for one in (first.group.sequences if first.group else [first])}
         self.said = {sequence: said for sequence, said in self.said.items() if sequence not in gone}
+
+    def _fork(self, plan: StepPlan) -> None:
+        """A child has said what its parent has, but for the last token, of which each has its own."""
+        parents = {parent: self.said[parent] for parent, _ in plan.forks}
+        assert parents.keys().isdisjoint(child for _, child in plan.forks)
+        for parent, child in plan.forks:
+            common = parents[parent][:-1]
+            self.said[child] = [*common, (child, len(common))]
 
     def _move(self, plan: StepPlan) -> None:
         size = self.engine.memory.block_size
@@ -98,12 +103,3 @@ class Executor:
         while len(said) < sequence.known:
             position = len(said)
             said.append(tokens_up_to(sequence, position + 1)[-1] if told else (sequence, position))
-
-    def _follow_beams(self, group: Group) -> None:
-        """A beam may have become the continuation of another; of which one is seen from what its table holds."""
-        before = {sequence: self._said(sequence) for sequence in group.sequences}
-        for sequence in group.sequences:
-            read = self._read(sequence)
-            if read != before[sequence][: len(read)]:
-                assert len(read) == sequence.known - 1
-                self.said[sequence] = list(next(said for said in before.values() if said == read))

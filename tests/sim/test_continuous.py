@@ -444,7 +444,7 @@ def test_a_number_out_of_range_is_one_clear_line(knobs: dict[str, Any], line: st
 
 def run(engine: ContinuousBatching, requests: list[Request], folder: Path) -> dict[str, Any]:
     """Serves the requests, each step taking one second; returns the summary."""
-    recorder = Recorder(folder, engine.memory.num_slots)
+    recorder = Recorder(folder, engine.memory.num_slots, engine.memory.block_size)
     env = simpy.Environment()
     serving = Engine(env, Arrivals(iter(requests)), engine, Constant(1.0), recorder, lambda ended, now: None)
     env.process(serving.serve())

@@ -66,7 +66,7 @@ def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Req
 
     memory.release = watching  # type: ignore[method-assign]
     with TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder), memory.num_slots, record)
+        recorder = Recorder(Path(folder), memory.num_slots, memory.block_size, record)
         env = simpy.Environment()
         arrivals, link = Arrivals(iter(requests)), Link(env, PerBlock())
         engine = Engine(env, arrivals, scheduler, Uneven(), recorder, lambda done, now: None, link)

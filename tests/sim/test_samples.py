@@ -48,6 +48,7 @@ def test_shared_intervals_count_as_often_as_sequences_share_them(plans: list[tup
 def test_folded_values_are_off_by_no_more_than_they_say(values: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples_module, "EXACT", 8)
+        patch.setattr(samples_module, "CHUNK", 4)
         samples, intervals = Samples(), Intervals()
         for value in values:
             samples.add(value)
@@ -56,7 +57,7 @@ def test_folded_values_are_off_by_no_more_than_they_say(values: list[float]) -> 
             assert (one.largest_error > 0) == (len(values) >= 8)
             rel = LARGEST_ERROR * 1.01 if one.largest_error else 1e-9
             assert_are_numpys(one.statistics("x"), values * weight, rel=rel)
-            assert len(one.values) < 8
+            assert len(one.values) < 4
 
 
 def test_a_bin_is_one_part_in_4096_wide() -> None:
