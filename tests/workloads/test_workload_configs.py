@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from workloads.generate import Synthetic
 from workloads.readers.azure import AzureTrace
 from workloads.readers.mooncake import MooncakeTrace
+from workloads.sampling import ParallelSampling
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -42,6 +43,14 @@ def test_every_workload_has_the_limit_knob() -> None:
     names = [file.stem for file in (CONF / "workload").glob("*.yaml")]
     assert names
     assert [name for name in names if workload_config(name).get("limit", "missing") is not None] == []
+
+
+def test_every_workload_may_ask_for_several_outputs(tmp_path: Path) -> None:
+    for name in (file.stem for file in (CONF / "workload").glob("*.yaml")):
+        assert "sampling" not in workload_config(name)
+        assert instantiate(
+            workload_config(name, "workload/sampling=parallel", "workload.sampling.n=3")["sampling"]
+        ) == (ParallelSampling(3))
 
 
 def test_readers_take_a_path(tmp_path: Path) -> None:
