@@ -122,6 +122,46 @@ def test_what_is_told_of_the_output_is_the_first_ones_and_what_follows_it_may_hi
     assert plan.hits == [(follower, 4)]
 
 
+def test_the_block_of_another_output_is_not_taken_for_the_told_one() -> None:
+    # As above: the prompt's block, and one full block of each output, the told one's first to be evicted. 17 of 20 are
+    # idle, so a prompt of 18 blocks costs just that one: then only the prompt is hit.
+    engine = scheduler(usable=20, block_size=2, prefix_caching=True)
+    arrive(engine, 0, 2, 4, ParallelSampling(2), ids=(1, 2, 3, 4, 5, 6))
+    while not engine.idle:
+        step(engine)
+    arrive(engine, 1, 36, 1)
+    step(engine)
+    follower = arrive(engine, 2, 5, 1, ids=(1, 2, 3, 4, 9))
+    plan, _ = step(engine)
+    assert plan.hits == [(follower, 2)]
+
+
+def test_what_several_outputs_have_generated_is_not_found_again_by_the_blocks_place() -> None:
+    # A prompt of 2 in blocks of 2 and two more full blocks. Whoever comes back alone finds all three; of two outputs,
+    # each has another text there, so only the prompt's block is found.
+    for sampling, hit in ((None, [1, 2, 3]), (ParallelSampling(2), [1])):
+        memory = PagedMemory(11, 2)
+        sequence = Sequence.of(Request(0, 0.0, 2, 9, sampling=sampling), 64)
+        assert memory.admit(sequence, [], 6, 6, others_run=False)
+        sequence.computed, sequence.known = 6, 7
+        memory.release(sequence)
+        sequence.computed = 0
+        assert memory.lookup(sequence) == hit
+
+
+def test_a_copy_for_a_request_that_is_preempted_in_the_same_step_is_not_made() -> None:
+    # 4 blocks of 16. A holds one, the prompt of B two: one is left for the two copies that B's three outputs need. The
+    # first takes it, the second finds none, and B is the last to come: all of it goes.
+    engine = scheduler(usable=4, block_size=16)
+    arrive(engine, 0, 3, 9)
+    first = arrive(engine, 1, 20, 5, ParallelSampling(3))
+    step(engine)
+    plan, _ = step(engine)
+    assert [event.victim for event in plan.preemptions] == [first]
+    assert (plan.copies, plan.copied, plan.work.copied_slots) == ((), (), 0)
+    assert engine.memory.num_free_blocks == 3
+
+
 def test_one_output_asked_for_by_name_is_an_ordinary_request() -> None:
     engine = scheduler(usable=10, block_size=4)
     assert arrive(engine, 0, 3, 3, ParallelSampling(1)).group is None

@@ -292,7 +292,7 @@ def test_host_blocks_are_handed_out_in_order_and_the_last_freed_first() -> None:
 
 def run(engine: ContinuousBatching, requests: list[Request], folder: Path) -> dict[str, Any]:
     """Steps of 1 s, a swap of 3 s a block."""
-    recorder = Recorder(folder, engine.memory.num_slots)
+    recorder = Recorder(folder, engine.memory.num_slots, engine.memory.block_size)
     recorder.metrics.block_bytes = 10
     env = simpy.Environment()
     server = Engine(
