@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 
 GPU_STAMP := .venv/.installed-gpu
 
-.PHONY: setup demo test lint bench reference clean
+.PHONY: setup demo test lint bench reference gpu-check clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ bench: setup
 # Regenerates the committed figures and tables of results/reference.
 reference: setup
 	$(BIN)/python -m tests.reference
+
+gpu-check: $(GPU_STAMP)
+	$(BIN)/python -m tests.gpu_check $(TRACE)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -92,8 +92,9 @@ class StepPlan:
         swap_ins: (host block, device block) of each block that is moved back, after that.
         copies: (source, destination) of each block that is copied on the device, after that and before anything is
             computed. No block is both, and none is a destination twice.
-        forks: (parent, child) of each fork since the plan before: the child goes on from what the parent has said. A
-            parent may be a child too; what counts is what it was before all of them.
+        forks: (parent, child) of each fork since the plan before: the child goes on from what the parent has said. No
+            parent is a child. Sequences that share what they had in common again after a preemption are not among them:
+            each goes on from its own.
         returned: whose blocks were moved back, and how many.
         copied: how many blocks were copied for whom.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.

@@ -36,6 +36,7 @@ def print_run(summary: dict[str, Any]) -> None:
         ("steps", f"{summary['steps']:,}"),
         ("preemptions", f"{summary['preemptions']:,}"),
         ("tokens recomputed", f"{summary['tokens_recomputed']:,}"),
+        *_moves(summary),
         ("running requests, mean", _number(summary["mean_running"], "", ",.2f")),
         ("running requests, while others wait", _number(summary["mean_running_saturated"], "", ",.2f")),
         ("waiting requests, mean", _number(summary["mean_waiting"], "", ",.2f")),
@@ -62,6 +63,20 @@ def print_run(summary: dict[str, Any]) -> None:
     for label, prefix in (("whole run", ""), ("while requests wait", "saturated_")):
         waste.add_row(label, *(_percent(summary[f"{prefix}share_{name}"]) for name in SHARES))
     console.print(waste)
+
+
+def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Swaps, copies and sharing, where there were any."""
+    rows = []
+    if summary["swap_outs"]:
+        rows.append(("requests swapped out", f"{summary['swap_outs']:,}"))
+        rows.append(("swapped out", f"{summary['swapped_out_bytes'] / 1e9:,.2f} GB"))
+        rows.append(("time spent on swaps", _number(summary["swap_s"], "s", ",.1f")))
+    if summary["blocks_copied"]:
+        rows.append(("blocks copied on write", f"{summary['blocks_copied']:,}"))
+    if summary["saved_by_sharing"]:
+        rows.append(("blocks saved by sharing", _percent(summary["saved_by_sharing"])))
+    return rows
 
 
 def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> None:

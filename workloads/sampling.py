@@ -40,9 +40,9 @@ class BeamSearch:
 
     Args:
         width: beams, all of which are returned; at least 1.
-        concentration: of the Dirichlet distribution that a beam's continuations get their probabilities from; above 0.
-            Small: each beam has one likely continuation, and all beams survive. Large: all are as likely, and the
-            survivors descend from few.
+        concentration: of the Dirichlet distribution that a beam's continuations get their probabilities from, summed
+            over them; above 0. Small: each beam has one likely continuation, and all beams survive. Large: all are as
+            likely, and the survivors descend from few.
         seed: of the choice; at least 0. None is refused: it marks a knob that a run still has to fill in.
 
     Raises:

@@ -71,12 +71,8 @@ class PrefillLaunch:
 
 # GPUs with a column of their own: A100, L40S, H100 and H200, B200, MI300X. Any other takes that of the last before it.
 COLUMNS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
-_SAME_AS = {
-    "sm_86": "sm_89",
-    "sm_87": "sm_80",
-    "sm_120": "sm_89",
-    "sm_121": "sm_89",
-}  # 100 KiB of shared memory, or 164
+# But these have the shared memory of another: 100 KiB of an SM, or 164.
+_SAME_AS = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_120": "sm_89", "sm_121": "sm_89"}
 
 # (bytes of a pool element, head size up to): (tile, warps, stages) for each device. One byte is fp8, which sm_80 lacks.
 _DECODE: dict[tuple[int, int], tuple[tuple[int, int, int], ...]] = {

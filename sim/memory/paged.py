@@ -11,7 +11,7 @@ its end: so its empty slots are reserved up to where the sequences end and inter
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from itertools import chain, takewhile
 
 from sim.memory.holders import Holders
@@ -265,11 +265,12 @@ class PagedMemory:
         That is, unless even the last token of all needs fewer: a request that fits the pool always comes back.
         """
         tables = [self._swapped[sequence] for sequence in sequences]
-        host_blocks = dict.fromkeys(chain.from_iterable(tables))
-        growth = sum(
-            max(1, self._blocks_for(tokens) - len(table)) for tokens, table in zip(num_tokens, tables, strict=True)
-        )
-        need = min(len(host_blocks) + growth, self._most_blocks(sequences[0]))
+        host_blocks = Counter(chain.from_iterable(tables))
+        need = len(host_blocks)
+        for sequence, tokens, table in zip(sequences, num_tokens, tables, strict=True):
+            copies = host_blocks[table[-1]] > 1 and self._empty_in_last(sequence) > 0
+            need += max(1, self._blocks_for(tokens) - len(table) + copies)
+        need = min(need, self._most_blocks(sequences[0]))
         if need + (self._watermark_blocks if others_run else 0) > self.num_free_blocks:
             return None
         block = dict(zip(host_blocks, self._take(len(host_blocks)), strict=True))
@@ -280,6 +281,10 @@ class PagedMemory:
             del self._swapped[sequence]
         self.host.give_back(host_blocks)
         return list(block.items())
+
+    def host_table(self, sequence: Sequence) -> list[int]:
+        """Host blocks of a sequence that is swapped out, in the order of its tokens."""
+        return list(self._swapped[sequence])
 
     def is_swapped(self, sequence: Sequence) -> bool:
         """Whether it has a table of host blocks."""

@@ -93,6 +93,10 @@ class ContinuousBatching:
         self.max_model_len = max_model_len
         self._victims = policy if victim is None else victim
         self._recovery = Recompute() if recovery is None else recovery
+        # What a plan had given a victim is taken back before the victim goes. vLLM does not, and leaves prefix keys on
+        # blocks that are never computed; only its priority policy has such victims, and by itself that is done
+        # likewise.
+        self._takes_back = victim is not None or not isinstance(self._recovery, Recompute)
         self._swapped = Swapped()
         self.waiting = self._recovery.queue(policy, self._swapped)
         self.running: dict[Sequence, None] = {}  # in order of admission
@@ -332,15 +336,19 @@ class ContinuousBatching:
         refunds = {sequence: tokens for sequence, tokens in plan.batch if sequence in sequences}
         if refunds:
             plan.batch = [entry for entry in plan.batch if entry[0] not in refunds]
-        blocks, tokens = num_blocks(sequences), self._stored(sequences) - sum(refunds.values())
+        tokens = self._stored(sequences, refunds)
+        if self._takes_back:
+            for sequence, refund in refunds.items():
+                self.memory.take_back(sequence, sequence.computed - refund)
+        blocks = num_blocks(sequences)
         for sequence in sequences:
             del self.running[sequence], self._others[sequence]
         if first.group is not None and not first.group.forked:
             self._seats_kept -= first.group.width - 1
         first.preemptions += 1
-        if self._recovery.swaps(len(sequences)) and (pairs := self._swap_out(sequences, refunds)) is not None:
+        if self._recovery.swaps(len(sequences)) and (pairs := self.memory.swap_out(sequences)) is not None:
             plan.swap_outs += tuple(pairs)
-            plan.preemptions.append(Preemption(first, because, len(pairs), tokens, "swap"))
+            plan.preemptions.append(Preemption(first, because, blocks, tokens, "swap"))
             self._swapped.add(first)
         else:
             plan.preemptions.append(Preemption(first, because, blocks, tokens))
@@ -348,18 +356,15 @@ class ContinuousBatching:
             self.waiting.return_preempted(first)
         return sum(refunds.values())
 
-    def _stored(self, sequences: list[Sequence]) -> int:
-        """Tokens that the sequences of a request have in the pool; what they have in common counts once."""
-        if len(sequences) == 1:
-            return sequences[0].computed
-        common = common_tokens(sequences, self.memory.block_size)
-        return common + sum(sequence.computed - common for sequence in sequences)
+    def _stored(self, sequences: list[Sequence], planned: dict[Sequence, int]) -> int:
+        """Tokens that the sequences of a request have in the pool, without those planned for this step.
 
-    def _swap_out(self, sequences: list[Sequence], refunds: dict[Sequence, int]) -> list[tuple[int, int]] | None:
-        """Only what is computed goes to the host, not what this plan had given them; None if there is no room."""
-        for sequence, tokens in refunds.items():
-            self.memory.take_back(sequence, sequence.computed - tokens)
-        return self.memory.swap_out(sequences)
+        What they have in common counts once.
+        """
+        computed = sum(sequence.computed for sequence in sequences) - sum(planned.values())
+        if len(sequences) == 1:
+            return computed
+        return computed - (len(sequences) - 1) * common_tokens(sequences, self.memory.block_size)
 
     def _start_over(self, sequences: list[Sequence]) -> None:
         """Recompute: all tokens known so far are computed again like a prompt."""
@@ -461,14 +466,16 @@ class ContinuousBatching:
             self._fork(group)
             if again:
                 return []
-        elif group.beams is not None:
-            self._choose_beams(group)
         known = group.known + 1
         for sequence in group.sequences:
             sequence.known = known
         plan.gained += group.sequences
         if known == group.first.final:
             return group.sequences
+        if just_forked:
+            self._forks += ((group.first, other) for other in group.sequences[1:])
+        elif group.beams is not None:
+            self._choose_beams(group)
         # After a fork, the first to write in the block that they share copy it; beams fork in every step.
         if self._leap and not just_forked and group.beams is None:
             for sequence in group.sequences:
@@ -480,7 +487,6 @@ class ContinuousBatching:
         """The sequences of a group take their seats in the running queue, right behind the first."""
         others = group.fork()
         self.memory.fork(group.first, others)
-        self._forks += ((group.first, other) for other in others)
         self._seats_kept -= len(others)
         is_last = next(reversed(self.running)) is group.first
         for sequence in others:

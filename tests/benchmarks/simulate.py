@@ -1,8 +1,9 @@
 """How fast the simulator is: CPU seconds of a run after imports, median of five. Nothing is asserted.
 
-    python -m tests.benchmarks.simulate [TRACE.csv]
+    python -m tests.benchmarks.simulate [AZURE.csv [MOONCAKE.jsonl]]
 
-Runs the Azure chat hour if its path is given, else a generated workload of the same size and mean lengths. Machines
+Runs the Azure chat hour if its path is given, else a generated workload of the same size and mean lengths; and the
+Mooncake hour with prefix caching if its path is given too. Machines
 differ, and a shared one differs from minute to minute: the events that SimPy alone handles in a second are printed
 beside each figure as a measure of the machine at that moment.
 """
@@ -78,11 +79,20 @@ def simpy_events_per_second(events: int = 200_000) -> float:
     return events / (time.process_time() - start)
 
 
+def show(name: str, options: list[str]) -> None:
+    """Measures a variant and prints its row."""
+    events = simpy_events_per_second()
+    seconds, requests, steps = cpu_seconds(options)
+    median = statistics.median(seconds)
+    print(f"{name:40} {median:7.2f} {requests / median:11,.0f} {steps / median:11,.0f} {events:15,.0f}", flush=True)
+
+
 if __name__ == "__main__":
     workload = ["workload=azure", f"workload.path={sys.argv[1]}"] if len(sys.argv) > 1 else GENERATED
     print(f"{'variant':40} {'CPU s':>7} {'requests/s':>11} {'steps/s':>11} {'SimPy events/s':>15}")
     for name, options in VARIANTS.items():
-        events = simpy_events_per_second()
-        seconds, requests, steps = cpu_seconds([*workload, *options])
-        median = statistics.median(seconds)
-        print(f"{name:40} {median:7.2f} {requests / median:11,.0f} {steps / median:11,.0f} {events:15,.0f}", flush=True)
+        show(name, [*workload, *options])
+    if len(sys.argv) > 2:
+        mooncake = ["workload=mooncake", f"workload.path={sys.argv[2]}", "record.steps=sampled"]
+        for block_size in (512, 16):
+            show(f"Mooncake, blocks of {block_size}", [*mooncake, f"memory.block_size={block_size}"])

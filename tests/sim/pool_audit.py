@@ -62,6 +62,8 @@ def audit_paged(memory: PagedMemory, live: Collection[Sequence], head: Sequence 
     assert names.keys() == set(range(first * size, memory.num_blocks * size)), "a block is lost, or was never ours"
     _audit_sharing(live, size, memory.prefix is not None)
     compare(memory, names, head, len(free) * size)
+    entries = [block for sequence in live for block in sequence.blocks]
+    assert memory.occupancy(head).saved == (len(entries) - len(set(entries))) * size
 
 
 def _held_slots(live: Collection[Sequence], size: int) -> dict[int, str]:
@@ -75,15 +77,27 @@ def _held_slots(live: Collection[Sequence], size: int) -> dict[int, str]:
 
 
 def _audit_sharing(live: Collection[Sequence], size: int, may_share: bool) -> None:
-    """Two tables may name one block only where it is full in both and the tokens up to its end are the same."""
+    """Two tables may name one block only where it is full in both and the tokens up to its end are the same.
+
+    Two outputs of one prompt may also share what they have generated in common, and a block that neither has filled.
+    Whether it is in common is not seen here, but by the executor of `kv_executor.py`.
+    """
     contents: dict[int, Hashable] = {}
     for sequence in live:
         assert len(set(sequence.blocks)) == len(sequence.blocks)
         for position, block in enumerate(sequence.blocks):
             end = (position + 1) * size
-            content = tokens_up_to(sequence, end) if end <= sequence.computed else ("part of", sequence)
+            group = sequence.group
+            content: Hashable = tokens_up_to(sequence, end)
+            if end > sequence.computed:
+                content = ("part of", group or sequence, sequence.computed)
+            elif group is not None and end > sequence.request.prompt_tokens:
+                if group.beams is not None:
+                    content = ("output of", group)
+                elif sequence is not group.first:
+                    content = ("output of", sequence)
             if block in contents:
-                assert may_share, f"block {block} stands in two tables"
+                assert may_share or group is not None, f"block {block} stands in two tables"
                 assert content == contents[block], f"block {block} stands in two tables with different content"
             contents[block] = content
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sim.conformance import check_case
 from sim.engine import Arrivals, Engine
+from sim.link import Link
 from sim.memory.allocators.buddy import Buddy
 from sim.memory.allocators.exact import ExactSlots
 from sim.memory.allocators.fit import BestFit, FirstFit, NextFit
@@ -22,8 +23,11 @@ from sim.plan import StepWork, WorkTimer
 from sim.recorder import Record, Recorder
 from sim.scheduler.continuous import ContinuousBatching
 from sim.scheduler.queues import Fcfs, Priority
+from sim.scheduler.recovery import Auto, Recompute, Swap
+from sim.scheduler.victims import FewestOutputTokens, Latest, LongestRemaining, LowestPriority, MostBlocks
 from sim.sequence import Sequence
 from workloads.request import HashIds, Request, TokenIds
+from workloads.sampling import BeamSearch, ParallelSampling
 
 CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "data" / "conformance").glob("*/config.json"))
 MODEL_LIMIT = 64
@@ -41,7 +45,15 @@ class Uneven(WorkTimer):
             + work.decode_blocks / 11000
             + work.decode_longest / 13000
             + work.prefill_pairs / 1e6
+            + work.copied_slots / 13000
         )
+
+
+class PerBlock:
+    """Swaps that take a time of their own for each block."""
+
+    def seconds(self, num_blocks: int) -> float:
+        return num_blocks / 170
 
 
 def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Request], record: Record) -> dict:
@@ -57,7 +69,8 @@ def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Req
     with TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder), memory.num_slots, memory.block_size, record)
         env = simpy.Environment()
-        engine = Engine(env, Arrivals(iter(requests)), scheduler, Uneven(), recorder, lambda done, now: None)
+        arrivals, link = Arrivals(iter(requests)), Link(env, PerBlock())
+        engine = Engine(env, arrivals, scheduler, Uneven(), recorder, lambda done, now: None, link)
         env.process(engine.serve())
         env.run()
         summary = recorder.close("complete", {})
@@ -134,6 +147,48 @@ def test_a_paged_run_that_leaps_equals_one_that_steps(requests, memory, schedule
         pool = PagedMemory(**memory)
         runs.append(observed(pool, ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler), requests, record))
     assert_same(*runs)
+
+
+samplings = st.one_of(
+    st.none(),
+    st.builds(ParallelSampling, st.integers(2, 4)),
+    st.builds(BeamSearch, st.integers(2, 3), st.just(1.0), st.just(7)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    workloads(),
+    st.lists(samplings, min_size=24, max_size=24),
+    paged(),
+    st.sampled_from([0, 4, 40]),
+    schedulers(),
+    st.sampled_from([Fcfs, Priority]),
+    st.sampled_from([None, Latest, LowestPriority, FewestOutputTokens, MostBlocks, LongestRemaining]),
+    st.sampled_from([Recompute, Swap, Auto]),
+)
+def test_a_run_with_forks_and_swaps_that_leaps_equals_one_that_steps(
+    requests, asked, memory, host_blocks, scheduler, policy, victim, recovery
+):
+    requests = [request._replace(sampling=sampling) for request, sampling in zip(requests, asked, strict=False)]
+    runs = []
+    for leap in (True, False):
+        pool = PagedMemory(**memory, num_host_blocks=host_blocks)
+        rules = {"policy": policy(), "victim": victim and victim(), "recovery": recovery()}
+        runs.append(observed(pool, ContinuousBatching(pool, leap=leap, **rules, **scheduler), requests, Record()))
+        assert pool.host.num_free == host_blocks
+    assert_same(*runs)
+
+
+def test_leaps_happen_between_forks_that_have_written_their_own_block():
+    # Three outputs of 30 tokens: the prompt's step, then one in which two of three copy the block of 4 that 5 tokens
+    # have begun, and 28 steps in which nothing is decided.
+    pool = PagedMemory(60, 4)
+    requests = [Request(0, 0.0, 5, 30, sampling=ParallelSampling(3))]
+    run = observed(pool, ContinuousBatching(pool, 64, Fcfs(), leap=True), requests, Record())
+    assert [row["repeat"] for row in run["steps"]][:2] == [1, 1]
+    assert sum(row["repeat"] for row in run["steps"]) == 30
+    assert len(run["steps"]) <= 4
 
 
 @settings(max_examples=60, deadline=None)

@@ -146,8 +146,8 @@ def test_a_request_admitted_in_the_same_step_hits_what_was_only_scheduled() -> N
 
 
 def test_a_shared_block_counts_once_and_is_free_only_when_its_last_holder_has_gone() -> None:
-    # Two sequences of 3 tokens share block 1: 2 + 1 + 1 slots are used, and each will fill one more (3 + 2 store 4). That
-    # saves a block of 2.
+    # Two sequences of 3 tokens share block 1: 2 + 1 + 1 slots are used, and each will fill one more (3 + 2 store 4).
+    # That saves a block of 2.
     memory = pool(4)
     first, second = spelled(1, 2, 3, request_id=0), spelled(1, 2, 3, request_id=1)
     admit(memory, first)

@@ -80,8 +80,8 @@ def test_a_row_a_plan_with_the_pool_and_the_queues_while_it_ran(preempted: Path)
     assert sum(row["repeat"] for row in steps) == sum(row["duration_s"] for row in steps) == 10
     first = {"step": 0, "repeat": 1, "start_s": 0, "duration_s": 1, "num_tokens": 14, "num_sequences": 2}
     queues = {"running": 2, "waiting": 0, "preempted": 0}
-    pool = {"used": 14, "reserved": 2, "internal": 0, "cached": 0, "external": 0, "idle": 0, "largest_free_run": 0}
-    assert steps[0] == {**first, **queues, **pool}
+    pool = {"used": 14, "reserved": 2, "internal": 0, "cached": 0, "external": 0, "idle": 0}
+    assert steps[0] == {**first, **queues, **pool, "largest_free_run": 0, "saved": 0}
     (preempting,) = [row for row in steps if row["preempted"]]
     # A stores its ninth token and holds 12 slots, B waits, one block is free.
     expected = {

@@ -105,6 +105,16 @@ def test_block_table_at_block_size_one_costs_under_one_per_cent() -> None:
     assert (paged - contiguous) / (contiguous - base) == pytest.approx(1 / 2048, rel=1e-6)
 
 
+def test_copied_blocks_are_read_once_and_written_once() -> None:
+    # Two blocks of 16 of Llama-2-7B: 32 tokens of 32 layers * 2 * 4096 * 2 bytes, twice, at 2,039 GB/s. Half on each of
+    # two GPUs.
+    work = decode(4, 100, 16)
+    for deployment, share in ((Deployment(), 1.0), (Deployment(tensor_parallel=2), 0.5)):
+        timer = ideal("llama-2-7b", "a100-80gb", deployment)
+        copies = timer.seconds(replace(work, copied_slots=32)) - timer.seconds(work)
+        assert copies == pytest.approx(share * 2 * 32 * 524_288 / 2039e9, rel=1e-6)
+
+
 def test_tensor_parallelism_halves_the_weight_traffic() -> None:
     # No latency, and a link so fast that nothing else is left (activations of one token are 8 KiB).
     one, two = (ideal("llama-3.1-8b", "a100-80gb", Deployment(tensor_parallel=n)) for n in (1, 2))

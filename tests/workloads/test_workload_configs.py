@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from workloads.generate import Synthetic
 from workloads.readers.azure import AzureTrace
 from workloads.readers.mooncake import MooncakeTrace
+from workloads.sampling import ParallelSampling
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -28,9 +29,11 @@ def workload_config(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def build(name: str, *overrides: str) -> Any:
-    """The workload as a run builds it: the limit is not the constructor's, seed and model limit are the run's."""
+    """The workload as a run builds it: limit and time scale are not the constructor's; seed and model limit are the
+    run's.
+    """
     config = workload_config(name, *overrides)
-    assert config.pop("limit") is None
+    assert (config.pop("limit"), config.pop("time_scale")) == (None, 1.0)
     for knob, value in {"seed": 0, "max_model_len": 2048}.items():
         if knob in config:
             assert config[knob] is None
@@ -38,10 +41,18 @@ def build(name: str, *overrides: str) -> Any:
     return instantiate(config)
 
 
-def test_every_workload_has_the_limit_knob() -> None:
-    names = [file.stem for file in (CONF / "workload").glob("*.yaml")]
-    assert names
-    assert [name for name in names if workload_config(name).get("limit", "missing") is not None] == []
+def test_every_workload_can_be_cut_and_slowed_down() -> None:
+    configs = [workload_config(file.stem) for file in (CONF / "workload").glob("*.yaml")]
+    assert configs
+    assert {(config.get("limit", "missing"), config.get("time_scale")) for config in configs} == {(None, 1.0)}
+
+
+def test_every_workload_may_ask_for_several_outputs(tmp_path: Path) -> None:
+    for name in (file.stem for file in (CONF / "workload").glob("*.yaml")):
+        assert "sampling" not in workload_config(name)
+        assert instantiate(
+            workload_config(name, "workload/sampling=parallel", "workload.sampling.n=3")["sampling"]
+        ) == (ParallelSampling(3))
 
 
 def test_readers_take_a_path(tmp_path: Path) -> None:
