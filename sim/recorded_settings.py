@@ -31,7 +31,7 @@ def recorded_settings(folder: Path) -> dict[str, str]:
     engine, cache = _part(meta, "engine_kwargs"), _part(meta, "kv_cache")
     resolved = _part(meta, "resolved")
     scheduler, cache_config = _part(resolved, "scheduler_config"), _part(resolved, "cache_config")
-    block_size = cache.get("block_size", 16)
+    block_size = cache.get("block_size") or cache_config.get("block_size") or 16
     options: dict[str, Any] = {
         "workload": "recorded_run",
         "workload.path": folder,
@@ -43,13 +43,13 @@ def recorded_settings(folder: Path) -> dict[str, str]:
         "max_model_len": engine.get("max_model_len"),
         "gpu_memory_utilization": cache.get("gpu_memory_utilization"),
         "memory.block_size": block_size,
-        "memory.num_blocks": cache.get("num_gpu_blocks"),
+        "memory.num_blocks": cache.get("num_gpu_blocks") or cache_config.get("num_gpu_blocks"),
         "memory.prefix_caching": cache_config.get("enable_prefix_caching", cache.get("enable_prefix_caching")),
         "scheduler.max_num_seqs": engine.get("max_num_seqs"),
         "scheduler.max_num_batched_tokens": engine.get("max_num_batched_tokens"),
         "scheduler.chunked_prefill": scheduler.get("enable_chunked_prefill"),
         "scheduler.scheduler_reserve_full_isl": scheduler.get("scheduler_reserve_full_isl"),
-        "scheduler.async_scheduling": scheduler.get("async_scheduling", True),
+        "scheduler.async_scheduling": scheduler.get("async_scheduling") is not False,
     }
     if (folder / PROFILE).is_dir():
         options |= {"timing": "profile", "timing.path": folder / PROFILE}

@@ -10,7 +10,7 @@ all-reduces; final norm, output projection and sampler; and what the host adds.
   one with most work is priced in the mix, each other adds what it costs by itself, less the least that any call costs.
 - **Uneven contexts**: `skew_share` of what the skew table says they cost more than even ones.
 - **Experts**: as many are read as T tokens that each choose k of E independently and evenly touch on average,
-  E * (1 - (1 - k / E) ** T).
+  E * (1 - (1 - k / E) ** T). Where the experts were measured as a dense layer (`moe…`), that layer is all there is.
 - **All-reduces**: a latency each, and the activations once over the link (a ring of n moves 2 (n - 1) / n of them).
 
 Not in the tables, and free here: copies of shared blocks.
@@ -72,11 +72,12 @@ class Profile:
         degree = deployment.tensor_parallel
         tables = read_vidur_tables(folder, degree) if is_vidur(folder) else read_kernel_tables(folder)
         if tables.experts is not None and model.experts is None:
+            raise UserError(f"{folder} has the table of a mixture of experts; {model.name} is none. Choose its model.")
+        if tables.experts is None and model.experts is not None and not any("moe" in name for name in tables.dense):
             raise UserError(
-                f"{folder} has the table of a mixture of experts, and {model.name} is none; choose its model."
+                f"{folder} has no moe.csv, nor a dense layer with moe in its name, as {model.name} needs; choose the "
+                "model that was measured."
             )
-        if tables.experts is None and model.experts is not None:
-            raise UserError(f"{folder} has no moe.csv, which {model.name} needs; choose the model that was measured.")
         self._tables = tables
         self._experts = model.experts
         self._layers = model.num_layers

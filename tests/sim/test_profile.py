@@ -186,8 +186,15 @@ def test_experts_are_read_as_often_as_independent_even_routing_touches_them(tmp_
     plan = run(engine(Request(0, 0.0, 2, 5)), 0)
     expected = dense(2) + heads(1) + 2 * prefill(2, 0) + 2 * 30
     assert timer(tmp_path, model).durations(plan) == pytest.approx([expected * US])
-    with pytest.raises(UserError, match=r"two-layers is none; choose its model"):
+    with pytest.raises(UserError, match=r"two-layers is none\. Choose its model"):
         timer(tmp_path)
+    (tmp_path / "moe.csv").unlink()
+    with pytest.raises(UserError, match=r"has no moe.csv, nor a dense layer with moe in its name"):
+        timer(tmp_path, model)
+    with (tmp_path / "dense.csv").open("a") as stream:
+        stream.write("moe,1,40\nmoe,100,40\n")
+    expected = dense(2) + heads(1) + 2 * prefill(2, 0) + 2 * 40
+    assert timer(tmp_path, model).durations(plan) == pytest.approx([expected * US])
 
 
 def test_what_lies_beyond_the_tables_is_continued_and_said(tmp_path):
