@@ -56,24 +56,24 @@ def recorded_settings(folder: Path) -> dict[str, str]:
     return {key: _spelled(value) for key, value in options.items() if value is not None}
 
 
-def settings_for(argv: Iterable[str]) -> list[str]:
-    """Hydra overrides under which the recorded run that `measured=` names was made; none if it is another kind of run.
+def with_settings(argv: list[str]) -> list[str]:
+    """The arguments, and behind `measured=` those under which the recorded run was made that it names.
 
-    Nor if the prediction is there already, as `predicted=`. What the user says in `argv` is left out.
+    Nothing is added if it names another kind of run, or if the prediction is there already, as `predicted=`.
 
     Raises:
         UserError: as `recorded_settings`, or its model or hardware has no config of its own and the user gives none.
     """
-    argv = list(argv)
     given = {key: value for key, _, value in (word.partition("=") for word in argv)}
     measured = Path(given.get("measured", "").strip("'\"")).expanduser()
     if given.get("predicted", "null") != "null" or not (measured / META).is_file():
-        return []
+        return argv
     settings = recorded_settings(measured)
     for group in ("model", "hardware"):
         if group not in settings and group not in given:
             raise UserError(f"no file of conf/{group} fits what {measured / META} says; give {group}=NAME.")
-    return overrides(settings, argv)
+    place = next(at for at, word in enumerate(argv, 1) if word.startswith("measured="))
+    return [*argv[:place], *overrides(settings, argv), *argv[place:]]
 
 
 def overrides(settings: dict[str, str], given: Iterable[str]) -> list[str]:

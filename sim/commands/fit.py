@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """`kvtwin fit measured=RUN [options]`: arguments are Hydra's."""
-    from sim.config import run_command
-    from sim.recorded_settings import settings_for
+    if {"-m", "--multirun"} & set(argv):
+        raise UserError("kvtwin fit takes one run at a time; leave out -m and --multirun.")
 
-    return run_command("fit", _fit, [*settings_for(argv), *argv])
+    from sim.config import run_command
+    from sim.recorded_settings import with_settings
+
+    return run_command("fit", _fit, with_settings(argv))
 
 
 def _fit(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     from sim.config import typed
     from sim.fitting import MEASURED, fit_steps
     from sim.timing.step_model import PARTS, write_fit
 
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise UserError("kvtwin fit takes one run at a time; leave out -m and --multirun.")
     measured = Path(typed(config.measured, str, "measured")).expanduser()
     folder = Path(HydraConfig.get().runtime.output_dir)
     fit = fit_steps(measured) if (measured / MEASURED).exists() else _fit_requests(config, measured, folder)

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """`kvtwin validate measured=RUN [predicted=RUN | options of kvtwin sim]`: arguments are Hydra's."""
-    from sim.config import run_command
-    from sim.recorded_settings import settings_for
+    if {"-m", "--multirun"} & set(argv):
+        raise UserError("kvtwin validate compares one run at a time; leave out -m and --multirun.")
 
-    return run_command("validate", _validate, [*settings_for(argv), *argv])
+    from sim.config import run_command
+    from sim.recorded_settings import with_settings
+
+    return run_command("validate", _validate, with_settings(argv))
 
 
 def _validate(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     from sim.config import typed
     from sim.files import write_json
     from sim.served import read_served
     from sim.validation import compare
 
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise UserError("kvtwin validate compares one run at a time; leave out -m and --multirun.")
     folder = Path(HydraConfig.get().runtime.output_dir)
     measured = read_served(Path(typed(config.measured, str, "measured")).expanduser())
     given = typed(config.predicted, str | None, "predicted")

@@ -10,7 +10,7 @@ import pytest
 
 from sim.commands.fit import main as fit
 from sim.commands.validate import main as validate
-from sim.recorded_settings import overrides, recorded_settings
+from sim.recorded_settings import overrides, recorded_settings, with_settings
 from sim.served import Series, Served, read_served
 from sim.timing.step_model import StepFit, write_fit
 from sim.validation import align, compare, sampled
@@ -203,6 +203,13 @@ def test_the_settings_of_a_recorded_run_leave_the_users_word_alone(tmp_path, rec
     options = overrides(settings, ["memory.num_blocks=7", "workload=azure"])
     assert not [option for option in options if option.startswith(("memory.num_blocks=", "workload"))]
     assert "scheduler.max_num_seqs=64" in options
+    words = with_settings(["--cfg", "job", f"measured={folder}", "seed=3"])
+    assert words[:3] == ["--cfg", "job", f"measured={folder}"]
+    assert "memory.num_blocks=900" in words[3:-1]
+    assert words[-1] == "seed=3"
+    assert with_settings([f"measured={folder}", "predicted=x"]) == [f"measured={folder}", "predicted=x"]
+    with pytest.raises(UserError, match=r"compares one run at a time"):
+        validate(["-m", f"measured={folder}", "seed=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}"])
     (folder / "meta.json").write_text(json.dumps({"model": "someone/unheard-of"}))
     with pytest.raises(UserError, match=r"no file of conf/model fits what .*meta.json says; give model=NAME"):
         fit([f"measured={folder}"])
