@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class BlockTables:
 
     Of a table that is already here, a step may have appended blocks, and may have replaced the block that it writes
     first (copy-on-write); the rest is taken as unchanged. A sequence that has lost its blocks must give its row back.
+    A region may be longer than a sequence can get (a buddy's power of two); what is beyond a row is left out.
 
     Args:
         num_rows: most sequences that run at a time.
@@ -67,22 +69,34 @@ class BlockTables:
         self._filled[row] = 0
         self._free.append(row)
 
-    def update(self, rows: NDArray[np.int64], tables: list[Sequence[int]], first_written: NDArray[np.int64]) -> None:
+    def update(
+        self,
+        rows: NDArray[np.int64],
+        tables: Sequence[Sequence[int]],
+        lengths: NDArray[np.int64],
+        first_written: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
         """Brings rows up to date.
 
         Args:
             rows: [n], each once.
             tables: [n], the block tables as they are now.
+            lengths: [n], of the tables.
             first_written: [n], which of its blocks each sequence writes first in the step.
+
+        Returns:
+            [n], the ids of those blocks.
         """
-        lengths = np.fromiter(map(len, tables), np.int64, len(tables))
         filled = self._filled[rows]
-        for i in np.flatnonzero(lengths > filled).tolist():
-            self.ids[rows[i], filled[i] : lengths[i]] = tables[i][filled[i] :]
-        self._filled[rows] = np.maximum(filled, lengths)
-        self.ids[rows, first_written] = [
-            table[block] for table, block in zip(tables, first_written.tolist(), strict=True)
-        ]
+        longer = lengths > filled
+        if longer.any():
+            for i in np.flatnonzero(longer).tolist():
+                end = min(int(lengths[i]), self.ids.shape[1])
+                self.ids[rows[i], filled[i] : end] = tables[i][filled[i] : end]
+            self._filled[rows] = np.maximum(filled, lengths)
+        written = np.array(list(map(getitem, tables, first_written.tolist())), np.int64)
+        self.ids[rows, first_written] = written
+        return written
 
 
 class DecodeShape(NamedTuple):
@@ -151,13 +165,14 @@ class BatchBuilder:
         self.block_size = block_size
         self.device = torch.device(device)
         num_rows, width = tables.ids.shape
-        size = _Layout.of(max_num_tokens, num_rows, num_rows, width).size
+        size = _Layout.of(_Size(max_num_tokens, num_rows, num_rows, width)).size
         on_gpu = self.device.type == "cuda"
         self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
         self._bytes = self._staging.numpy()
         self._buffer = torch.empty(size, dtype=torch.uint8, device=self.device) if on_gpu else self._staging
         make_event: Any = torch.cuda.Event  # untyped in torch
         self._copied = make_event() if on_gpu else None
+        self._laid_out: _LaidOut | None = None
 
     def build(self, works: Sequence[SequenceWork], pad_to: DecodeShape | None = None) -> Batch:
         """The batch of a step; the one built before is void from now on.
@@ -169,78 +184,116 @@ class BatchBuilder:
         Raises:
             ValueError: a table without room for its context, a sequence without tokens, or a batch beyond its limits.
         """
-        num_works = len(works)
-        rows = np.fromiter((work.row for work in works), np.int64, num_works)
-        query_lens = np.fromiter((work.token_ids.size for work in works), np.int64, num_works)
-        context_lens = np.fromiter((work.context_len for work in works), np.int64, num_works)
+        if not works:
+            raise ValueError("a batch needs a sequence")
+        row_list, chunks, context_list, tables = zip(*works, strict=True)
+        figures = (row_list, list(map(len, chunks)), context_list, list(map(len, tables)))
+        rows, query_lens, context_lens, table_lens = np.array(figures, np.int64)
         computed = context_lens - query_lens
-        tables = [work.blocks for work in works]
-        self._check(query_lens, context_lens, tables)
-        self.tables.update(rows, tables, computed // self.block_size)
-
-        is_prefill = query_lens > 1
-        order = np.argsort(is_prefill, kind="stable")
-        rows, query_lens, context_lens, computed = (x[order] for x in (rows, query_lens, context_lens, computed))
-        num_prefills = int(is_prefill.sum())
-        num_decodes = num_works - num_prefills
-        starts = np.zeros(num_works + 1, np.int64)
-        np.cumsum(query_lens, out=starts[1:])
-        num_tokens, num_rows = int(starts[-1]), num_works
-        max_context_len = int(context_lens.max())
-        width = _rounded(-(-max_context_len // self.block_size), _WIDTH_STEP)
-        if pad_to is not None:
-            if num_prefills or num_works > pad_to.num_sequences or width > pad_to.table_width:
-                raise ValueError(
-                    f"{num_works} sequences, {num_prefills} prefills, tables of {width}: no padding to {pad_to}"
-                )
-            num_tokens = num_rows = num_decodes = pad_to.num_sequences
-            width = pad_to.table_width
-            max_context_len = width * self.block_size
-        layout = _Layout.of(num_tokens, num_rows, num_prefills, width)
-        if layout.size > self._bytes.size:
-            raise ValueError(f"a batch of {num_tokens} tokens and {num_rows} sequences is beyond the builder's limits")
+        self._check(query_lens, context_lens, table_lens)
+        size = self._size_of(query_lens, context_lens, pad_to)
+        parts = self._parts_of(size)
+        written = self.tables.update(rows, tables, table_lens, computed // self.block_size)
 
         if self._copied is not None:
             self._copied.synchronize()  # the previous copy may still be reading the staging buffer
-        host = layout.arrays(self._bytes)
-        first = slice(0, int(starts[-1]))
-        np.concatenate([works[i].token_ids for i in order.tolist()], out=host.token_ids[first], casting="same_kind")
-        positions = np.arange(first.stop) + np.repeat(computed - starts[:-1], query_lens)
-        host.positions[first] = positions
-        blocks, offsets = np.divmod(positions, self.block_size)
-        host.slots[first] = self.tables.ids[np.repeat(rows, query_lens), blocks].astype(np.int64)
-        host.slots[first] *= self.block_size
-        host.slots[first] += offsets
-        host.last_tokens[order] = starts[1:] - 1
+        host, num_works = parts.host, len(works)
+        if size.num_prefills:
+            order = np.argsort(query_lens > 1, kind="stable")
+            rows, query_lens, context_lens, computed = (x[order] for x in (rows, query_lens, context_lens, computed))
+            chunks = tuple(chunks[i] for i in order.tolist())
+            self._fill_mixed(host, rows, query_lens, computed, order)
+        else:
+            host.positions[:num_works] = computed
+            np.multiply(written - computed // self.block_size, self.block_size, out=host.slots[:num_works])
+            host.slots[:num_works] += computed
+            host.last_tokens[:num_works] = np.arange(num_works)
+            host.prefill_starts[0] = 0
+        num_tokens = size.num_tokens if pad_to is None else num_works
+        np.concatenate(chunks, out=host.token_ids[:num_tokens], casting="same_kind")
         host.context_lens[:num_works] = context_lens
-        np.take(self.tables.ids[:, :width], rows, axis=0, out=host.block_tables[:num_works], mode="clip")
-        host.prefill_starts[:] = starts[num_works - num_prefills :] - starts[num_works - num_prefills]
+        np.take(self.tables.ids[:, : size.width], rows, axis=0, out=host.block_tables[:num_works], mode="clip")
         if pad_to is not None:
-            padding = slice(num_works, num_rows)
-            host.token_ids[padding] = host.positions[padding] = host.context_lens[padding] = 0
-            host.slots[padding] = -1
-            host.last_tokens[padding] = 0
-            host.block_tables[padding] = 0
+            _pad(host, num_works)
         if self._copied is not None:
-            self._buffer[: layout.size].copy_(self._staging[: layout.size], non_blocking=True)
+            self._buffer[: parts.size].copy_(self._staging[: parts.size], non_blocking=True)
             self._copied.record()
         return Batch(
-            *layout.tensors(self._buffer),
-            num_decodes=num_decodes,
+            *parts.device,
+            num_decodes=size.num_sequences - size.num_prefills,
             query_lens=query_lens,
             host_context_lens=context_lens,
-            max_query_len=int(query_lens[-num_prefills:].max()) if num_prefills else 0,
-            max_context_len=max_context_len,
+            max_query_len=int(query_lens.max()) if size.num_prefills else 0,
+            max_context_len=int(context_lens.max()) if pad_to is None else size.width * self.block_size,
         )
 
     def _check(
-        self, query_lens: NDArray[np.int64], context_lens: NDArray[np.int64], tables: list[Sequence[int]]
+        self, query_lens: NDArray[np.int64], context_lens: NDArray[np.int64], table_lens: NDArray[np.int64]
     ) -> None:
-        room = np.fromiter(map(len, tables), np.int64, len(tables)) * self.block_size
-        if not query_lens.size or query_lens.min() < 1 or (context_lens < query_lens).any():
+        if query_lens.min() < 1 or (context_lens < query_lens).any():
             raise ValueError("every sequence of a batch computes at least one token, and has it in its context")
-        if (context_lens > room).any():
+        if (context_lens > table_lens * self.block_size).any():
             raise ValueError("a sequence's block table has no room for its context")
+
+    def _size_of(
+        self, query_lens: NDArray[np.int64], context_lens: NDArray[np.int64], pad_to: DecodeShape | None
+    ) -> _Size:
+        num_works, num_tokens = query_lens.size, int(query_lens.sum())
+        num_prefills = int(np.count_nonzero(query_lens > 1)) if num_tokens > num_works else 0
+        width = _rounded(-(-int(context_lens.max()) // self.block_size), _WIDTH_STEP)
+        if pad_to is None:
+            return _Size(num_tokens, num_works, num_prefills, width)
+        if num_prefills or num_works > pad_to.num_sequences or width > pad_to.table_width:
+            raise ValueError(
+                f"{num_works} sequences, {num_prefills} prefills, tables of {width}: no padding to {pad_to}"
+            )
+        return _Size(pad_to.num_sequences, pad_to.num_sequences, 0, pad_to.table_width)
+
+    def _parts_of(self, size: _Size) -> _LaidOut:
+        """Where the parts of a batch lie. Decode steps often follow one of the same size, so the last is kept."""
+        laid_out = self._laid_out
+        if laid_out is None or laid_out.of != size:
+            layout = _Layout.of(size)
+            if layout.size > self._bytes.size or size.width > self.tables.ids.shape[1]:
+                raise ValueError(
+                    f"a batch of {size.num_tokens} tokens and {size.num_sequences} sequences, with tables "
+                    f"of {size.width}, is beyond the builder's limits"
+                )
+            laid_out = _LaidOut(size, layout.size, layout.arrays(self._bytes), layout.tensors(self._buffer))
+            self._laid_out = laid_out
+        return laid_out
+
+    def _fill_mixed(
+        self,
+        host: _Parts,
+        rows: NDArray[np.int64],
+        query_lens: NDArray[np.int64],
+        computed: NDArray[np.int64],
+        order: NDArray[np.int64],
+    ) -> None:
+        """What follows from the sequences' lengths, of a batch that has prefills, which come last."""
+        ends = np.cumsum(query_lens)
+        starts = ends - query_lens
+        positions = np.arange(ends[-1]) + np.repeat(computed - starts, query_lens)
+        host.positions[:] = positions
+        blocks, offsets = np.divmod(positions, self.block_size)
+        host.slots[:] = self.tables.ids[np.repeat(rows, query_lens), blocks]
+        host.slots[:] *= self.block_size  # in 64 bits
+        host.slots[:] += offsets
+        host.last_tokens[order] = ends - 1
+        num_decodes = rows.size - host.prefill_starts.size + 1
+        host.prefill_starts[:-1] = starts[num_decodes:] - num_decodes
+        host.prefill_starts[-1] = ends[-1] - num_decodes
+
+
+def _pad(host: _Parts, num_own: int) -> None:
+    """The rows of a batch of decodes that belong to nobody."""
+    host.token_ids[num_own:] = 0
+    host.positions[num_own:] = 0
+    host.slots[num_own:] = -1
+    host.last_tokens[num_own:] = 0
+    host.context_lens[num_own:] = 0
+    host.block_tables[num_own:] = 0
 
 
 class _Parts(NamedTuple):
@@ -253,6 +306,15 @@ class _Parts(NamedTuple):
     context_lens: Any
     block_tables: Any
     prefill_starts: Any
+
+
+class _Size(NamedTuple):
+    """All that the layout of a batch depends on."""
+
+    num_tokens: int
+    num_sequences: int
+    num_prefills: int
+    width: int
 
 
 class _Layout(NamedTuple):
@@ -269,11 +331,10 @@ class _Layout(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, num_tokens: int, num_sequences: int, num_prefills: int, width: int) -> _Layout:
-        tokens, sequences = (num_tokens,), (num_sequences,)
-        shapes = _Parts(
-            tokens, tokens, tokens, sequences, sequences, (num_sequences, width), (num_prefills + 1,)
-        )  # fmt: skip
+    def of(cls, batch: _Size) -> _Layout:
+        tokens, sequences = (batch.num_tokens,), (batch.num_sequences,)
+        tables, prefills = (batch.num_sequences, batch.width), (batch.num_prefills + 1,)
+        shapes = _Parts(tokens, tokens, tokens, sequences, sequences, tables, prefills)
         starts, end = [], 0
         for shape, dtype in zip(shapes, _DTYPES, strict=True):
             starts.append(end)
@@ -295,6 +356,22 @@ class _Layout(NamedTuple):
                 for shape, start, dtype in zip(self.shapes, self.starts, _DTYPES, strict=True)
             )
         )
+
+
+class _LaidOut(NamedTuple):
+    """The parts of batches of one size.
+
+    Args:
+        of: that size.
+        size: bytes in all.
+        host: arrays in the staging buffer.
+        device: tensors in the buffer on the device.
+    """
+
+    of: _Size
+    size: int
+    host: _Parts
+    device: _Parts
 
 
 _DTYPES = _Parts(torch.int64, torch.int64, torch.int64, torch.int64, torch.int32, torch.int32, torch.int32)

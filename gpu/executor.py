@@ -26,6 +26,7 @@ from gpu.tokens import PromptTokens
 from sim.plan import StepPlan
 from sim.scheduler.continuous import ContinuousBatching
 from sim.sequence import Sequence
+from workloads.errors import UserError
 from workloads.request import TokenIds
 
 Tokens = NDArray[np.int64]
@@ -36,6 +37,13 @@ class Forward(Protocol):
 
     def prepare(self, builder: BatchBuilder, works: Listing[SequenceWork]) -> Batch:
         """The batch of a step, padded as the computation needs it."""
+
+    def get_ready(self, batch: Batch) -> bool:
+        """Does for the batch prepared last what only the first of its kind needs; whether that was anything.
+
+        It belongs to no step, as a server does it before it serves. What it writes into the pool, the batch's own KV,
+        is written again by `logits`.
+        """
 
     def logits(self, batch: Batch) -> Tensor:
         """[sequences or more, vocab_size], in the order of the works."""
@@ -57,6 +65,10 @@ class Eager:
         """Nothing is padded."""
         return builder.build(works)
 
+    def get_ready(self, batch: Batch) -> bool:
+        """No batch needs anything."""
+        return False
+
     def logits(self, batch: Batch) -> Tensor:
         return self._model.forward(batch, self._pool)
 
@@ -66,21 +78,22 @@ class _Text:
     """What a sequence says.
 
     Args:
-        tokens: prompt and output, [final]; the output as far as it is told or generated.
-        told: how many of them were known beforehand, and are not replaced by what the model says.
+        tokens: prompt and output, [final]; the output as far as it is known.
+        known: how many of them are: told beforehand, or generated. What the model says of them later, when they are
+            computed again, counts no more.
         row: of the block tables, if `table` is the one that stands there.
         table: the sequence's block table when it was last computed; another object means that it has lost its blocks
             in the meantime.
     """
 
     tokens: Tokens
-    told: int
+    known: int
     row: int | None = None
     table: Listing[int] = ()
 
     def copied(self) -> _Text:
         """The same tokens for another sequence, which has a table of its own."""
-        return _Text(self.tokens.copy(), self.told)
+        return _Text(self.tokens.copy(), self.known)
 
 
 class Executor:
@@ -95,7 +108,8 @@ class Executor:
         log: takes down what each step took.
         max_num_seqs: most sequences that run at a time.
         max_num_tokens: most tokens of a step.
-        said: is given each output when it is complete: its sequence, and its tokens, prompt included.
+        said: is given each output when it is complete: its sequence, and its tokens, prompt included. Outputs of a
+            request that ends with the token with which they would have forked are one.
     """
 
     def __init__(
@@ -125,9 +139,24 @@ class Executor:
         self._events = (make_event(enable_timing=True), make_event(enable_timing=True)) if on_gpu else None
 
     def durations(self, plan: StepPlan) -> list[float]:
-        """Does the plan's one step; returns the seconds it took, host work since the last step included."""
+        """Does the plan's one step; returns the seconds it took, host work since the last step included.
+
+        Raises:
+            UserError: the device has no memory for it, or a prompt is longer than the model limit.
+        """
         if plan.repeat != 1:
             raise ValueError(f"a real step is one step, not {plan.repeat}")
+        try:
+            return [self._execute(plan)]
+        except RuntimeError as error:
+            if (line := _memory_error(error)) is None:
+                raise
+            raise UserError(
+                f"{self._pool.device} has no memory for a step of {plan.work.num_tokens} tokens ({line}); lower "
+                "gpu_memory_utilization, memory.num_blocks or scheduler.max_num_batched_tokens."
+            ) from None
+
+    def _execute(self, plan: StepPlan) -> float:
         between = self._time.begin()
         self._follow_forks(plan)
         self._mark(0)
@@ -137,28 +166,32 @@ class Executor:
         moved = self._time.lap()
         sequences = self._scheduler.full_batch(plan)
         prepared = computed = 0.0
+        got_ready = False
         if sequences:
             batch = self._forward.prepare(self._builder, [self._work(*entry) for entry in sequences])
             prepared = self._time.lap()
+            if got_ready := self._forward.get_ready(batch):
+                self._time.lap()  # nobody's
             logits = self._forward.logits(batch)
             self._mark(1)
-            predicted = logits[: len(sequences)].argmax(-1).cpu().numpy()  # waits for the device
+            predicted = logits[: len(sequences)].argmax(-1).tolist()  # waits for the device
             computed = self._time.lap()
-            for (sequence, _), token in zip(sequences, predicted.tolist(), strict=True):
-                self._say(sequence, token)
+            self._note([sequence for sequence, _ in sequences], predicted)
         else:
             self._mark(1)
             self._wait()
+            moved += self._time.lap()
         noted = self._time.lap()
-        seconds = between + moved + prepared + computed + noted
         self._time.end()
+        seconds = between + moved + prepared + computed + noted
+        device = None if got_ready else self._device_seconds()
         self._log.add(
-            MeasuredStep(plan.work, seconds, between, moved, prepared, computed, noted, self._device_seconds()),
+            MeasuredStep(plan.work, seconds, between, moved, prepared, computed, noted, device),
             len(plan.swap_outs),
             len(plan.swap_ins),
             len(plan.copies),
         )
-        return [seconds]
+        return seconds
 
     def _work(self, sequence: Sequence, num_tokens: int) -> SequenceWork:
         text = self._texts.get(sequence)
@@ -173,13 +206,18 @@ class Executor:
         return SequenceWork(text.row, text.tokens[computed - num_tokens : computed], computed, sequence.blocks)
 
     def _new_text(self, sequence: Sequence) -> _Text:
-        request = sequence.request
-        told = request.prompt_tokens
+        request, limit = sequence.request, self._scheduler.max_model_len
+        if request.prompt_tokens > limit:
+            raise UserError(
+                f"request {request.request_id} has a prompt of {request.prompt_tokens} tokens, but max_model_len is "
+                f"{limit}; scheduler.reject_oversize=true turns such requests away."
+            )
+        known = request.prompt_tokens
         if isinstance(request.prompt, TokenIds):
-            told = max(told, min(len(request.prompt.ids), sequence.final))
+            known = max(known, min(len(request.prompt.ids), sequence.final))
         tokens = np.zeros(sequence.final, np.int64)
-        tokens[:told] = self._prompts.of(request._replace(prompt_tokens=told))
-        return _Text(tokens, told)
+        tokens[:known] = self._prompts.of(request._replace(prompt_tokens=known))
+        return _Text(tokens, known)
 
     def _free_row(self) -> int:
         try:
@@ -193,26 +231,42 @@ class Executor:
 
     def _follow_forks(self, plan: StepPlan) -> None:
         """A fork goes on from what its parent has said."""
-        parents = {parent: self._texts[parent].copied() for parent, _ in plan.forks if parent in self._texts}
         for parent, child in plan.forks:
-            if parent in parents:
-                if (old := self._texts.get(child)) is not None and old.row is not None:
-                    self._tables.release(old.row)
-                self._texts[child] = parents[parent].copied()
+            if (text := self._texts.get(parent)) is None:  # the request has ended with the token before
+                continue
+            if (replaced := self._texts.get(child)) is not None and replaced.row is not None:
+                self._tables.release(replaced.row)
+            self._texts[child] = text.copied()
 
-    def _say(self, sequence: Sequence, token: int) -> None:
-        """Notes the token after the last that is computed, unless it is known already."""
-        position, text = sequence.computed, self._texts[sequence]
-        if position < sequence.known:  # there is more to compute of what is known
-            return
-        if position >= text.told:
-            text.tokens[position] = token
-        if position + 1 == sequence.final:
-            del self._texts[sequence]
-            assert text.row is not None
+    def _note(self, sequences: Listing[Sequence], predicted: Listing[int]) -> None:
+        """Notes the tokens after the last that is computed, and takes leave of the requests that end with them."""
+        ending = []
+        for sequence, token in zip(sequences, predicted, strict=True):
+            position = sequence.computed
+            if position < sequence.known:  # there is more to compute of what is known
+                continue
+            text = self._texts[sequence]
+            if position >= text.known:
+                text.tokens[position] = token
+                text.known = position + 1
+            if position + 1 == sequence.final:
+                ending.append(sequence)
+        for sequence in ending:
+            group = sequence.group
+            if group is None:
+                self._end(sequence)
+            elif group.caught_up:  # or else one of its sequences has to wait for others, and may yet be preempted
+                for member in group.live:
+                    if member in self._texts:
+                        self._end(member)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Its last token is there."""
+        text = self._texts.pop(sequence)
+        if text.row is not None:
             self._tables.release(text.row)
-            if self._said is not None:
-                self._said(sequence, text.tokens)
+        if self._said is not None:
+            self._said(sequence, text.tokens)
 
     def _mark(self, which: int) -> None:
         if self._events is not None:
@@ -227,3 +281,11 @@ class Executor:
         if self._events is None:
             return None
         return float(self._events[0].elapsed_time(self._events[1])) / 1000
+
+
+def _memory_error(error: RuntimeError) -> str | None:
+    """What torch says if memory has run out, asked for and free, as one line; None if it is something else."""
+    text = str(error)
+    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in text:
+        return None
+    return " ".join(text.splitlines()[0].split()).rstrip(".")

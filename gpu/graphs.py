@@ -86,26 +86,27 @@ class GraphedDecodes:
             )
         return builder.build(works, self._shape)
 
+    def get_ready(self, batch: Batch) -> bool:
+        """Captures the shape of the batch prepared last, if it is new."""
+        if self._shape is None or self._shape in self._captured:
+            return False
+        self._record(self._shape, batch)
+        return True
+
     def logits(self, batch: Batch) -> Tensor:
         """[sequences or more, vocab_size]."""
-        shape = self._shape
-        if shape is None:
-            return self._compute(batch)
-        if shape not in self._captured and not self._record(shape, batch):
-            return self._compute(batch)
-        logits: Tensor = self._captured[shape].replay()
+        captured = None if self._shape is None else self._captured.get(self._shape)
+        logits: Tensor = self._compute(batch) if captured is None else captured.replay()
         return logits
 
-    def _record(self, shape: DecodeShape, batch: Batch) -> bool:
+    def _record(self, shape: DecodeShape, batch: Batch) -> None:
         if self._memory is None:
             graphs: Any = torch.cuda
             self._memory = graphs.graph_pool_handle() if torch.cuda.is_available() else ()
         try:
             self._captured[shape] = self._capture(self._compute, batch, self._memory)
         except RuntimeError as error:  # the model looks at what it computes, as some routers of experts do
-            self.refused = str(error).splitlines()[0]
-            return False
-        return True
+            self.refused = (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _sizes(most: int) -> list[int]:

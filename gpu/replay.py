@@ -91,6 +91,8 @@ class Replay:
         self._uses_cpu_time = not (on_gpu or in_real_time) if options.clock == "auto" else options.clock == "cpu"
         if not on_gpu:
             torch.set_num_threads(options.threads)
+        elif self._device.index is not None:
+            torch.cuda.set_device(self._device)  # where streams, events and kernels are
         backend = self._backend()
         if options.weights is not None:
             self._model = models.load(options.weights, options.dtype, self._device, backend)
@@ -113,7 +115,7 @@ class Replay:
         return self._model.spec
 
     def pool_blocks(self, deployment: Deployment, block_size: int) -> int:
-        """What the GPU has left of `gpu_memory_utilization`, less what a step's activations may take.
+        """What the GPU has left of `gpu_memory_utilization` beside the weights; the rest is for a step's activations.
 
         Raises:
             UserError: on a CPU, whose memory others use too, or if nothing is left.
@@ -193,6 +195,12 @@ class Replay:
             kind = "triton" if self._device.type == "cuda" else "sdpa"
         if kind == "sdpa":
             return SdpaAttention()
+        try:
+            from gpu.kernels.call import INTERPRETING
+        except ImportError as error:
+            raise UserError(f"gpu.attention=triton needs Triton ({error}); choose gpu.attention=sdpa.") from None
+        if self._device.type == "cpu" and not INTERPRETING:
+            raise UserError("gpu.attention=triton needs a GPU, but the device is a CPU; choose gpu.attention=sdpa.")
         if self._options.tuning is not None:
             from gpu.kernels.launch import load_tuning
 

@@ -5,7 +5,8 @@ It holds the sums that a timer prices (`sim.plan.StepWork`) beside the times, so
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +14,12 @@ import pyarrow as pa
 from sim.plan import StepWork
 from sim.tables import Table
 
+_SUMS = [field.name for field in fields(StepWork)]
+_sums_of = attrgetter(*_SUMS)
 SCHEMA = pa.schema(
     [
-        ("step", pa.int64()),
-        *((field.name, pa.int64()) for field in fields(StepWork)),
+        ("step", pa.int64()),  # those with anything to do, from 0
+        *((name, pa.int64()) for name in _SUMS),
         ("swapped_out", pa.int64()),  # blocks, as are the next two
         ("swapped_in", pa.int64()),
         ("copied", pa.int64()),
@@ -26,7 +29,7 @@ SCHEMA = pa.schema(
         ("prepare_s", pa.float64()),  # tensors of the batch
         ("model_s", pa.float64()),  # from the first launch until the tokens are on the host
         ("note_s", pa.float64()),  # writing the tokens down
-        ("device_s", pa.float64()),  # from the first move to the last logits by the device's clock; null on a CPU
+        ("device_s", pa.float64()),  # from first move to last logits by its clock; null on a CPU, or after a capture
     ]
 )
 
@@ -66,7 +69,7 @@ class StepLog:
     def add(self, step: MeasuredStep, swapped_out: int, swapped_in: int, copied: int) -> None:
         """One step more."""
         times = (step.duration, step.between, step.move, step.prepare, step.model, step.note, step.device)
-        self._table.add((self.steps, *astuple(step.work), swapped_out, swapped_in, copied, *times))
+        self._table.add((self.steps, *_sums_of(step.work), swapped_out, swapped_in, copied, *times))
         self.steps += 1
         self.seconds += step.duration
         self.outside_model += step.between + step.prepare + step.note

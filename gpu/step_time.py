@@ -1,7 +1,8 @@
 """When a step begins and ends: the clock of a replay.
 
 In virtual time a step lasts from the end of the one before to its own end, so that all host work in between counts,
-and gaps between requests cost nothing. In wall time the engine's clock is the wall's.
+and gaps between requests cost nothing. What belongs to no step (a lap that nobody counts) takes no time. In wall time
+the engine's clock is the wall's, and all that passes counts towards one step or the next.
 """
 
 from __future__ import annotations
@@ -55,15 +56,23 @@ class WallTime(VirtualTime):
     """The engine's clock is held to the wall's, so that requests arrive in real time.
 
     Args:
-        env: the engine's; it sleeps until an event is due.
+        env: the engine's; it sleeps until an event is due. Its time starts now.
     """
 
     def __init__(self, env: RealtimeEnvironment) -> None:
         super().__init__(time.monotonic)  # as `RealtimeEnvironment` has it
         self._env = env
+        env.sync()
+        self._present = env.real_start  # of the engine, by the wall
 
     def begin(self) -> float:
         """What has passed since the engine's present: its last step's end, or the arrival that it slept for."""
         super().begin()
         assert self._last is not None
-        return max(0.0, self._last - self._env.real_start - float(self._env.now))
+        self._present = max(self._present, self._env.real_start + float(self._env.now))
+        return max(0.0, self._last - self._present)
+
+    def end(self) -> None:
+        super().end()
+        assert self._last is not None
+        self._present = self._last

@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
 
 
 def _replay(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    from sim.config import build, fill, typed, whole_number
+    from omegaconf import OmegaConf
+
+    from sim.config import build, typed, whole_number
     from sim.run import simulate
 
     try:
@@ -31,10 +33,12 @@ def _replay(config: DictConfig, folder: Path, facts: dict[str, Any]) -> dict[str
     clock = typed(config.replay.clock, str, "replay.clock")
     if clock not in ("virtual", "wall"):
         raise UserError(f"replay.clock is {clock}; expected virtual or wall.")
-    for option in ("limit", "time_scale"):
-        if config.replay[option] is not None:
-            config.workload[option] = config.replay[option]
-    options = fill(GpuOptions, config.gpu)
+    for option, kind in (("limit", int), ("time_scale", float)):
+        value = typed(config.replay[option], kind | None, f"replay.{option}")
+        if value is not None:
+            config.workload[option] = value
+    target = f"{GpuOptions.__module__}.{GpuOptions.__qualname__}"
+    options: GpuOptions = build(OmegaConf.create({"_target_": target, **config.gpu}), "gpu")
     shape = None if options.weights is not None else build(config.model, "model")
     replay = Replay(options, shape, folder, whole_number(config, "seed", 0), in_real_time=clock == "wall")
     return simulate(config, folder, facts, replay)

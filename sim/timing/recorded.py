@@ -13,9 +13,13 @@ import pyarrow.parquet as pq
 from sim.plan import StepPlan
 from workloads.errors import UserError
 
+_COLUMNS = ("step", "repeat", "duration_s", "num_tokens", "num_sequences")
+
 
 class Recorded:
     """The durations of a run folder's steps, one after another.
+
+    Those of a replay include its swaps, so take `link=free`.
 
     Args:
         run: the folder; its run kept every step as a row of its own (`record.steps=all engine.leap=false`, as replays
@@ -29,17 +33,18 @@ class Recorded:
     def __init__(self, run: str) -> None:
         self._path = Path(run) / "steps.parquet"
         try:
-            table = pq.read_table(self._path, columns=["step", "repeat", "duration_s", "num_tokens", "num_sequences"])
+            rows = pq.read_table(self._path, columns=list(_COLUMNS)).to_pydict()
+            steps, repeats, durations, tokens, sequences = (rows[column] for column in _COLUMNS)
         except (OSError, ValueError, KeyError):
             raise UserError(f"{self._path} is not a table of steps; timing.run takes the folder of a run.") from None
-        rows = table.to_pydict()
-        if any(repeat != 1 for repeat in rows["repeat"]) or rows["step"] != list(range(table.num_rows)):
-            raise UserError(
-                f"{self._path} does not hold every step in a row of its own; record the run with record.steps=all and "
-                "engine.leap=false."
-            )
-        self._durations: list[float] = rows["duration_s"]
-        self._work = list(zip(rows["num_sequences"], rows["num_tokens"], strict=True))
+        remedy = "record the run with record.steps=all and engine.leap=false."
+        if not steps:
+            raise UserError(f"{self._path} holds no step; {remedy}")
+        if any(repeat != 1 for repeat in repeats) or steps != list(range(len(steps))):
+            raise UserError(f"{self._path} does not hold every step in a row of its own; {remedy}")
+        self._steps = [step for step in steps if tokens[step]]  # nobody asks how long it takes to compute nothing
+        self._durations: list[float] = [durations[step] for step in self._steps]
+        self._work = [(sequences[step], tokens[step]) for step in self._steps]
         self._next = 0
         self._last: StepPlan | None = None
 
@@ -60,10 +65,10 @@ class Recorded:
                 f"{self._path} ends after {len(self._durations)} steps, but this run has more; use the workload and "
                 "the policies of that run."
             )
-        work = plan.work.num_sequences, plan.work.num_tokens
+        now = plan.work.num_sequences, plan.work.num_tokens
         for step in steps:
-            if self._work[step] != work:
+            if (then := self._work[step]) != now:
                 raise UserError(
-                    f"{self._path}: step {step} computed {self._work[step][1]} tokens of {self._work[step][0]} "
-                    f"sequences, but now {work[1]} of {work[0]}; use the workload and the policies of that run."
+                    f"{self._path}: step {self._steps[step]} computed {then[1]} tokens of {then[0]} sequences, but now "
+                    f"{now[1]} of {now[0]}; use the workload and the policies of that run."
                 )

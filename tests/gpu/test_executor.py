@@ -433,12 +433,12 @@ def contiguous_situation(rng: np.random.Generator) -> Situation:
 
 
 RANDOM: dict[str, tuple[Callable[[np.random.Generator], Situation], int, set[str]]] = {
-    "recompute": (lambda rng: paged_situation(rng, Recompute()), 60, {"preemption", "fork", "copy", "hit"}),
+    "recompute": (lambda rng: paged_situation(rng, Recompute()), 40, {"preemption", "fork", "copy", "hit"}),
     "swap": (
-        lambda rng: paged_situation(rng, Swap()), 60, {"preemption", "swap_out", "swap_in", "fork", "copy", "hit"}
+        lambda rng: paged_situation(rng, Swap()), 40, {"preemption", "swap_out", "swap_in", "fork", "copy", "hit"}
     ),
-    "auto": (lambda rng: paged_situation(rng, Auto()), 30, {"preemption", "fork", "copy"}),
-    "contiguous": (contiguous_situation, 20, set()),
+    "auto": (lambda rng: paged_situation(rng, Auto()), 20, {"preemption", "fork", "copy"}),
+    "contiguous": (contiguous_situation, 15, set()),
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class Decodes:
         rng = np.random.default_rng(len(contexts))
         self.pool = KVPool(paged_model().spec, MAX_SEQS * MAX_BLOCKS, BLOCK)
         self.pool.blocks.fill_(torch.nan)
-        ids = rng.permutation(MAX_SEQS * MAX_BLOCKS).tolist()
+        self.free = ids = rng.permutation(MAX_SEQS * MAX_BLOCKS).tolist()
         self.contexts = list(contexts)
         self.blocks = [[ids.pop() for _ in range(-(-context // BLOCK))] for context in contexts]
         for table, context in zip(self.blocks, contexts, strict=True):
@@ -123,15 +123,15 @@ def test_a_shape_is_captured_once_and_then_computes_other_batches(made: list[tup
     forward = graphed(decodes.pool)
     for _ in range(3):
         assert_same_as_without(forward, decodes)
-        # The sequences go on, and the first leaves the batch; what is where in it changes, its shape does not.
+        # The sequences go on and change places: what stands in the tensors changes, their shapes do not.
         for i, context in enumerate(decodes.contexts):
             decodes.contexts[i] = context + 1
             if context % BLOCK == 0:
-                decodes.blocks[i].append(MAX_SEQS * MAX_BLOCKS - 1 - i)
+                decodes.blocks[i].append(decodes.free.pop())
         decodes.ids = (decodes.ids + 5) % VOCABULARY
-        decodes.rows.append(decodes.rows.pop(0))
-        for values in (decodes.contexts, decodes.blocks):
-            values.append(values.pop(0))  # type: ignore[attr-defined]
+        decodes.rows, decodes.contexts, decodes.blocks = (
+            [*values[1:], values[0]] for values in (decodes.rows, decodes.contexts, decodes.blocks)
+        )
     assert made == [(4, 4)]
 
 
