@@ -20,6 +20,7 @@ MARK = "point.json"
 CONFIG = "config.yaml"
 SUMMARY = "summary.json"
 TABLES = ("requests.parquet", "steps.parquet", "events.parquet")
+MEASURED = "measured.parquet"  # of a replay
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # a disk's errors that only writing meets
 
 
@@ -87,7 +88,7 @@ def clear(folder: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    for name in (MARK, SUMMARY, CONFIG, *TABLES):  # the mark first: without it the rest counts for nothing
+    for name in (MARK, SUMMARY, CONFIG, *TABLES, MEASURED):  # the mark first: without it the rest counts for nothing
         (folder / name).unlink(missing_ok=True)
     remove_parts(folder)
 

@@ -128,6 +128,11 @@ class ContinuousBatching:
         return self._budget
 
     @property
+    def may_swap(self) -> bool:
+        """Whether a preempted request may be swapped to the host."""
+        return self._recovery.swaps(2)
+
+    @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
         return not self.running and not self.waiting
