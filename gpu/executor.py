@@ -102,12 +102,10 @@ class Executor:
     Args:
         forward: computes batches.
         pool: where the KV is.
-        scheduler: whose plans these are; it lists their batches.
+        scheduler: whose plans these are; it lists their batches, and its limits are those of a step.
         prompts: makes the token ids of a request's prompt.
         time: when a step begins and ends.
         log: takes down what each step took.
-        max_num_seqs: most sequences that run at a time.
-        max_num_tokens: most tokens of a step.
         said: is given each output when it is complete: its sequence, and its tokens, prompt included. Outputs of a
             request that ends with the token with which they would have forked are one.
     """
@@ -120,8 +118,6 @@ class Executor:
         prompts: PromptTokens,
         time: StepTime,
         log: StepLog,
-        max_num_seqs: int,
-        max_num_tokens: int,
         said: Callable[[Sequence, Tokens], None] | None = None,
     ) -> None:
         self._forward = forward
@@ -131,8 +127,8 @@ class Executor:
         self._time = time
         self._log = log
         self._said = said
-        self._tables = BlockTables(max_num_seqs, -(-scheduler.max_model_len // pool.block_size))
-        self._builder = BatchBuilder(self._tables, pool.block_size, max_num_tokens, pool.device)
+        self._tables = BlockTables(scheduler.max_num_seqs, -(-scheduler.max_model_len // pool.block_size))
+        self._builder = BatchBuilder(self._tables, pool.block_size, scheduler.max_num_batched_tokens, pool.device)
         self._texts: dict[Sequence, _Text] = {}
         make_event: Any = torch.cuda.Event  # untyped in torch
         on_gpu = pool.device.type == "cuda"

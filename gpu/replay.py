@@ -149,14 +149,12 @@ class Replay:
             device=self._device,
         )
         self._log = StepLog(self._folder)
-        most_seqs, most_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         forward: Forward = Eager(self._model, pool)
         if self._options.cuda_graphs and self._device.type == "cuda":
             most_blocks = -(-scheduler.max_model_len // memory.block_size)
-            forward = self._graphs = GraphedDecodes(partial(self._model.forward, pool=pool), most_seqs, most_blocks)
-        return Executor(
-            forward, pool, scheduler, self._prompts, self._time(), self._log, most_seqs, most_tokens, self._said
-        )
+            compute = partial(self._model.forward, pool=pool)
+            forward = self._graphs = GraphedDecodes(compute, scheduler.max_num_seqs, most_blocks)
+        return Executor(forward, pool, scheduler, self._prompts, self._time(), self._log, self._said)
 
     def facts(self) -> dict[str, Any]:
         """Device, versions, and where the time went."""

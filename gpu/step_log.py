@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sim.plan import StepWork
+from sim.point import MEASURED
 from sim.tables import Table
 
 _SUMS = [field.name for field in fields(StepWork)]
@@ -64,7 +65,7 @@ class StepLog:
         self.steps = 0
         self.seconds = 0.0
         self.outside_model = 0.0
-        self._table = Table(folder / "measured.parquet", SCHEMA)
+        self._table = Table(folder / MEASURED, SCHEMA)
 
     def add(self, step: MeasuredStep, swapped_out: int, swapped_in: int, copied: int) -> None:
         """One step more."""

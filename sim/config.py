@@ -133,17 +133,23 @@ def _imported(dotted: str, name: str) -> Any:
         raise UserError(f"{name}={dotted} cannot be imported: {_one_line(error)}.") from None
 
 
-def fill(target: type[T], config: Mapping[str, Any]) -> T:
+def fill(target: type[T], config: Mapping[str, Any], name: str = "") -> T:
     """A dataclass whose fields are the options of the same names; other options are left aside.
+
+    Args:
+        target: the dataclass.
+        config: has the options.
+        name: where they stand in the whole config, for messages; nothing for its top.
 
     Raises:
         UserError: a missing option or a wrong type; the message names it.
     """
     kinds = typing.get_type_hints(target)
-    for name in kinds:
-        if name not in config:
-            raise UserError(f"{name} is not set; give it as +{name}=VALUE.")
-    return target(**{name: typed(config[name], kind, name) for name, kind in kinds.items()})
+    names = {option: f"{name}.{option}" if name else option for option in kinds}
+    for option, shown in names.items():
+        if option not in config:
+            raise UserError(f"{shown} is not set; give it as +{shown}=VALUE.")
+    return target(**{option: typed(config[option], kind, names[option]) for option, kind in kinds.items()})
 
 
 def whole_number(config: DictConfig, name: str, least: int) -> int:

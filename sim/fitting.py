@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sim.plan import StepPlan, StepTimer, StepWork, WorkTimer
+from sim.point import MEASURED
 from sim.served import Served
 from sim.timing.nonnegative import Floats, nonnegative_least_squares
 from sim.timing.step_model import PARTS, StepFit
 from workloads.errors import UserError
 
-MEASURED = "measured.parquet"
 FEWEST = 20  # rows: more than parts, so that the quality of the fit means something
 MOST_ROUNDS = 25
 SETTLED = 1e-4  # change of the fitted times from one round's coefficients to the next one's, relative

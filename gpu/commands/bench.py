@@ -69,11 +69,7 @@ def options_of(config: DictConfig) -> BenchOptions:
     from gpu.bench.cases import BenchOptions
     from sim.config import fill
 
-    try:
-        return fill(BenchOptions, config.bench)
-    except UserError as error:
-        said = str(error)
-        raise UserError(said if said.startswith("bench.") else f"bench.{said}") from None
+    return fill(BenchOptions, config.bench, "bench")
 
 
 def _bench(config: DictConfig) -> None:

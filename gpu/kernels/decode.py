@@ -225,12 +225,7 @@ def paged_decode(
     scoring = Scoring(scale, window, softcap, sinks, k_scale, v_scale)
     if max_context is None:
         max_context = block_tables.shape[1] * k_pool.shape[2]
-    out = torch.empty_like(q) if out is None else out
-    for call in decode_calls(
-        q, k_pool, v_pool, block_tables, context_lens, scoring, max_context, out, lse, launch, device_of(q)
-    ):
-        call.launch()
-    return out
+    return _decode(q, k_pool, v_pool, block_tables, context_lens, scoring, max_context, out, lse, launch)
 
 
 def contiguous_decode(
@@ -266,10 +261,25 @@ def contiguous_decode(
     scoring = Scoring(scale, window, softcap, sinks, k_scale, v_scale)
     if max_context is None:
         max_context = k_pool.shape[0] * k_pool.shape[2]
+    return _decode(q, k_pool, v_pool, first_blocks, context_lens, scoring, max_context, out, lse, launch)
+
+
+def _decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scoring: Scoring,
+    max_context: int,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    launch: DecodeLaunch | None,
+) -> torch.Tensor:
+    """Whether paged or contiguous, the shape of `tables` says."""
     out = torch.empty_like(q) if out is None else out
-    for call in decode_calls(
-        q, k_pool, v_pool, first_blocks, context_lens, scoring, max_context, out, lse, launch, device_of(q)
-    ):
+    device = device_of(q)
+    for call in decode_calls(q, k_pool, v_pool, tables, context_lens, scoring, max_context, out, lse, launch, device):
         call.launch()
     return out
 

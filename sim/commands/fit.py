@@ -31,7 +31,8 @@ def _fit(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from sim.config import typed
-    from sim.fitting import MEASURED, fit_steps
+    from sim.fitting import fit_steps
+    from sim.point import MEASURED
     from sim.timing.step_model import PARTS, write_fit
 
     measured = Path(typed(config.measured, str, "measured")).expanduser()

@@ -96,8 +96,6 @@ def serve(
         PromptTokens(VOCABULARY),
         time or VirtualTime(),
         log,
-        scheduler.max_num_seqs,
-        scheduler.max_num_batched_tokens,
         lambda sequence, tokens: served.texts[sequence.request.request_id].append(tokens.tolist()),
     )
     waiting, step = list(requests), 0

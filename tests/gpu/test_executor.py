@@ -193,7 +193,7 @@ class Parts:
         self._ready = ready
         forward: Any = self
         prompts = PromptTokens(VOCABULARY)
-        self.executor = Executor(forward, pool, self.scheduler, prompts, time, log, 4, limit)
+        self.executor = Executor(forward, pool, self.scheduler, prompts, time, log)
 
     def add(self, step: Any, *moved: int) -> None:
         self.rows.append((step, *moved))
