@@ -24,7 +24,7 @@ from gpu.step_log import MeasuredStep, StepLog
 from gpu.step_time import StepTime
 from gpu.tokens import PromptTokens
 from sim.plan import StepPlan
-from sim.scheduler.continuous import ContinuousBatching
+from sim.scheduler.base import Scheduler
 from sim.sequence import Sequence
 from workloads.errors import UserError
 from workloads.request import TokenIds
@@ -114,7 +114,7 @@ class Executor:
         self,
         forward: Forward,
         pool: KVPool,
-        scheduler: ContinuousBatching,
+        scheduler: Scheduler,
         prompts: PromptTokens,
         time: StepTime,
         log: StepLog,

@@ -30,7 +30,7 @@ from gpu.tokens import PromptTokens
 from sim.hardware import Deployment
 from sim.kv_layout import GIB, ModelSpec, kv_bytes_per_token
 from sim.plan import StepTimer
-from sim.scheduler.continuous import ContinuousBatching
+from sim.scheduler.base import Scheduler
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
@@ -133,9 +133,7 @@ class Replay:
             )
         return room // block
 
-    def timer(
-        self, scheduler: ContinuousBatching, num_blocks: int, num_host_blocks: int, deployment: Deployment
-    ) -> StepTimer:
+    def timer(self, scheduler: Scheduler, num_blocks: int, num_host_blocks: int, deployment: Deployment) -> StepTimer:
         """An executor over a new pool. Raises UserError if there is no memory for that."""
         if deployment.num_gpus > 1:
             raise UserError("the real engine runs on one device; set tensor_parallel=1 pipeline_parallel=1.")

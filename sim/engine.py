@@ -20,7 +20,7 @@ from sim.link import Link
 from sim.memory.interface import KVMemory, Occupancy
 from sim.plan import StepPlan, StepTimer
 from sim.recorder import Recorder
-from sim.scheduler.continuous import ContinuousBatching
+from sim.scheduler.base import Scheduler
 from workloads.errors import UserError
 from workloads.request import Request
 
@@ -76,7 +76,7 @@ class Engine:
         self,
         env: simpy.Environment,
         arrivals: Arrivals,
-        scheduler: ContinuousBatching,
+        scheduler: Scheduler,
         timer: StepTimer,
         recorder: Recorder,
         report: Callable[[int, float], None],

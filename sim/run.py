@@ -22,7 +22,8 @@ from sim.memory.interface import KVMemory
 from sim.plan import StepTimer
 from sim.progress import Progress
 from sim.recorder import Record, Recorder, Status
-from sim.scheduler.continuous import ContinuousBatching
+from sim.scheduler.base import Scheduler
+from workloads.asked_limit import AskedLimit
 from workloads.limit import FirstRequests
 from workloads.request import Workload
 from workloads.sampling import Sampling
@@ -39,7 +40,7 @@ class Parts:
     deployment: Deployment
     workload: Workload
     memory: KVMemory
-    scheduler: ContinuousBatching
+    scheduler: Scheduler
     timer: StepTimer
     transfers: TransferTime
 
@@ -58,9 +59,7 @@ class RealEngine(Protocol):
     def pool_blocks(self, deployment: Deployment, block_size: int) -> int:
         """Blocks that its device has room for, if the config leaves that open."""
 
-    def timer(
-        self, scheduler: ContinuousBatching, num_blocks: int, num_host_blocks: int, deployment: Deployment
-    ) -> StepTimer:
+    def timer(self, scheduler: Scheduler, num_blocks: int, num_host_blocks: int, deployment: Deployment) -> StepTimer:
         """Gets ready to execute the plans of this scheduler over a pool of so many blocks."""
 
     def facts(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         max_model_len=limit,
         num_host_blocks=num_host_blocks,
     )
-    scheduler: ContinuousBatching = build(
+    scheduler: Scheduler = build(
         config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap and real is None
     )
     about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
@@ -205,17 +204,17 @@ def _seldom_collected() -> Iterator[None]:
 
 def dropped(workload: Workload) -> dict[str, int]:
     """Rows of a trace that were left out, by cause; readers count them, generators drop nothing."""
-    while isinstance(workload, (FirstRequests, ScaledTime, SeveralOutputs)):
+    while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
         workload = workload.workload
     return dict(getattr(workload, "dropped", {}))
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:
-    """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly and all ask for
-    `workload.sampling`.
+    """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly, all ask for
+    `workload.sampling` and may generate `workload.max_tokens`.
     """
     seed = whole_number(config, "seed", 0)
-    aside = ("limit", "sampling", "time_scale")
+    aside = ("limit", "max_tokens", "sampling", "time_scale")
     workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     if limit is not None:
@@ -223,6 +222,9 @@ def _workload(config: DictConfig, max_model_len: int) -> Workload:
     time_scale: float = typed(config.workload.get("time_scale", 1.0), float, "workload.time_scale")
     if time_scale != 1:
         workload = ScaledTime(workload, time_scale)
+    max_tokens: int | None = typed(config.workload.get("max_tokens"), int | None, "workload.max_tokens")
+    if max_tokens is not None:
+        workload = AskedLimit(workload, max_tokens)
     asked = config.workload.get("sampling")
     if asked is None:
         return workload

@@ -115,6 +115,16 @@ class Sequence:
     def computed(self, tokens: int) -> None:
         self._computed = tokens - self.clock.scheduled
 
+    def limit(self, max_model_len: int) -> int:
+        """Known tokens that it may have at its end by the client's limit and the model's: what a scheduler can know.
+
+        At least `final`.
+        """
+        request = self.request
+        if request.max_tokens is None:
+            return self.final
+        return max(self.final, min(request.prompt_tokens + request.max_tokens, max_model_len))
+
     @property
     def generated(self) -> int:
         """Output tokens so far, of this one output."""

@@ -45,6 +45,8 @@ class Request(NamedTuple):
         prompt: what the prompt says, for prefix caching; None if only its length is known, and then it shares
             nothing with any other.
         sampling: how several outputs of the prompt come about; None if it has one.
+        max_tokens: tokens that the client allows each output to have, at least `output_tokens`; None if it asks for
+            just as many as will be generated, as a benchmark does. This a scheduler may use.
     """
 
     request_id: int
@@ -54,6 +56,7 @@ class Request(NamedTuple):
     priority: int = 0
     prompt: TokenIds | HashIds | None = None
     sampling: Sampling | None = None
+    max_tokens: int | None = None
 
     @property
     def num_outputs(self) -> int:

@@ -125,11 +125,12 @@ class SteadyDecodes:
         if tick in self._completing:
             self._complete(tick)
 
-    def leap(self, max_steps: int) -> list[int]:
+    def leap(self, max_steps: int, spare: int = 0) -> list[int]:
         """How the steps go on after the one that is scheduled, as far as nothing needs a decision.
 
         Args:
             max_steps: most steps to look ahead.
+            spare: blocks that must be left free after each of them.
 
         Returns:
             Blocks that each further step needs: fewer entries where a sequence finishes or the pool runs dry.
@@ -140,7 +141,7 @@ class SteadyDecodes:
         needs = self._needs[first : first + steps]
         if len(needs) < steps:
             needs += (self._needs * (steps // size + 1))[: steps - len(needs)]
-        free = self._memory.num_free_blocks
+        free = self._memory.num_free_blocks - spare
         if sum(needs) > free:
             del needs[bisect(list(accumulate(needs)), free) :]
         return needs

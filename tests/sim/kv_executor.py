@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pool_audit import tokens_up_to
 
 from sim.plan import StepPlan
-from sim.scheduler.continuous import ContinuousBatching
+from sim.scheduler.base import Scheduler
 from sim.sequence import Sequence
 from workloads.sampling import BeamSearch
 
@@ -26,7 +26,7 @@ class Executor:
         engine: whose plans, of one step each, are executed.
     """
 
-    engine: ContinuousBatching
+    engine: Scheduler
     said: dict[Sequence, Tokens] = field(default_factory=dict)
     copies: int = 0
     swaps: int = 0
