@@ -32,11 +32,16 @@ from workloads.errors import UserError
 
 T = TypeVar("T")
 LISTED = 8  # options that an error lists when none is near
-LAUNCHERS = {"joblib": "parallel", "ray": "ray", "submitit_slurm": "slurm", "submitit_local": "slurm"}  # their extras
+EXTRAS = {  # of Hydra's plugins
+    "hydra/launcher": {"joblib": "parallel", "ray": "ray", "submitit_slurm": "slurm", "submitit_local": "slurm"},
+    "hydra/sweeper": {"optuna": "search"},
+}
 
 
 def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]) -> int:
     """Composes `conf/<name>.yaml` with the overrides in `argv` and runs `task` on the result, once or as a sweep.
+
+    What a task returns goes to Hydra's sweeper, for which it is the value of a point.
 
     Raises:
         UserError: a group, option or value that does not exist or has the wrong type.
@@ -46,11 +51,12 @@ def run_command(name: str, task: Callable[[DictConfig], object], argv: list[str]
     errors: list[Exception] = []
 
     @functools.wraps(task)
-    def guarded(config: DictConfig) -> None:
+    def guarded(config: DictConfig) -> object:
         try:
-            task(config)
+            return task(config)
         except Exception as error:  # taken past Hydra, which would print its own words beside ours
             errors.append(error)
+            return None
 
     shown = [option for option in ("-m", "--multirun", "--cfg", "-c", "--info", "-i") if option in argv]
     if len(shown) > 1:
@@ -244,8 +250,8 @@ def _nearest(word: str, options: Iterable[str]) -> str:
 
 def _missing_config(error: MissingConfigException) -> str:
     group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
-    if group == "hydra/launcher" and choice in LAUNCHERS:
-        return f"hydra/launcher={choice} needs the extra: pip install 'kvtwin[{LAUNCHERS[choice]}]'"
+    if (extra := EXTRAS.get(group, {}).get(choice)) is not None:
+        return f"{group}={choice} needs the extra: pip install 'kvtwin[{extra}]'"
     if error.options and group:
         return f"there is no {group} named {choice}; {_nearest(choice, error.options)}"
     return _one_line(error)

@@ -133,6 +133,7 @@ class Totals:
     """What has happened so far."""
 
     completed: int = 0
+    good: int = 0  # completed within the limits of goodput
     rejected: int = 0
     cut_off: int = 0  # completed at the model limit, with fewer tokens than asked for
     input_tokens: int = 0
@@ -158,6 +159,7 @@ class Metrics:
 
     num_slots: int
     block_bytes: int = 0  # of KV in a block, over all GPUs
+    counts_good: bool = False  # there are limits that a request may miss
     totals: Totals = field(default_factory=Totals)
     stretches: Stretches = field(default_factory=Stretches)
     ttft: Samples = field(default_factory=Samples)
@@ -194,6 +196,7 @@ class Metrics:
             "total_output_tokens": totals.output_tokens,
             "duration": duration,
             "request_throughput": rate(totals.completed),
+            "request_goodput": rate(totals.good) if self.counts_good else None,
             "output_throughput": rate(totals.output_tokens),
             "total_token_throughput": rate(totals.input_tokens + totals.output_tokens),
             **latencies,

@@ -6,6 +6,7 @@ that the point would be run with now. So it does not matter which process ran it
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 from collections.abc import Callable, Iterator
@@ -80,6 +81,30 @@ def status(folder: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return str(summary.get("status")) if isinstance(summary, dict) else None
+
+
+def worth(folder: Path, objective: str | None) -> float | None:
+    """What the point in `folder` is worth to a search: that figure of its summary.
+
+    None if it is not complete, or nothing is searched.
+
+    Raises:
+        SystemExit: there is no such figure, which would befall every further point; with the line that says so.
+    """
+    if objective is None or status(folder) != "complete":
+        return None
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    value = summary.get(objective)
+    if isinstance(value, int | float):
+        return float(value)
+    if objective == "request_goodput":
+        raise SystemExit("objective=request_goodput needs a limit: give goodput.ttft=, goodput.tpot= or goodput.e2el=.")
+    figures = [name for name, figure in summary.items() if isinstance(figure, int | float)]
+    near = difflib.get_close_matches(objective, figures, n=1)
+    raise SystemExit(
+        f"objective is {objective}, which is no figure of summary.json"
+        + (f"; did you mean {near[0]}?" if near else "; name one of its numbers.")
+    )
 
 
 def clear(folder: Path) -> None:

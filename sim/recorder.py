@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from sim.files import write_json
+from sim.goodput import NO_LIMITS, ServiceLevel
 from sim.memory.interface import Occupancy
 from sim.metrics import UNMOVED, Metrics, Moved
 from sim.plan import Preemption, StepPlan
@@ -117,16 +118,24 @@ class Recorder:
         block_size: slots in a block.
         record: which rows to keep.
         looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
+        promised: what a request must meet to count for goodput.
 
     Attributes:
         next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
     """
 
     def __init__(
-        self, folder: Path, num_slots: int, block_size: int, record: Record = EVERYTHING, looks_up: bool = True
+        self,
+        folder: Path,
+        num_slots: int,
+        block_size: int,
+        record: Record = EVERYTHING,
+        looks_up: bool = True,
+        promised: ServiceLevel = NO_LIMITS,
     ) -> None:
         self.folder = folder
-        self.metrics = Metrics(num_slots)
+        self.metrics = Metrics(num_slots, counts_good=promised.promises)
+        self._promised = promised
         self.next_sample_s = 0.0 if record.steps == "sampled" else math.inf
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
         self._block_size = block_size
@@ -184,11 +193,15 @@ class Recorder:
         request, metrics, totals = sequence.request, self.metrics, self.metrics.totals
         generated = sequence.generated
         assert sequence.first_token_s is not None
-        metrics.ttft.add(sequence.first_token_s - request.arrival_s)
-        metrics.e2el.add(now - request.arrival_s)
-        metrics.normalized.add((now - request.arrival_s) / generated)
+        ttft, e2el, tpot = sequence.first_token_s - request.arrival_s, now - request.arrival_s, None
+        metrics.ttft.add(ttft)
+        metrics.e2el.add(e2el)
+        metrics.normalized.add(e2el / generated)
         if generated > 1:  # as in vllm bench serve: one token has no time per further token
-            metrics.tpot.add((now - sequence.first_token_s) / (generated - 1))
+            tpot = (now - sequence.first_token_s) / (generated - 1)
+            metrics.tpot.add(tpot)
+        if metrics.counts_good:
+            totals.good += self._promised.met(ttft, tpot, e2el)
         metrics.last_finish_s = now
         totals.completed += 1
         totals.input_tokens += request.prompt_tokens

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from sim.config import build, fill, resolved, typed, whole_number
 from sim.engine import Arrivals, Engine
 from sim.files import write_text
+from sim.goodput import ServiceLevel
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, host_blocks, kv_bytes_per_token, model_len, pool_blocks
 from sim.link import Link, TransferTime
@@ -145,6 +146,7 @@ def simulate(
     """
     parts = assemble(config, real, timer)
     record: Record = build(config.record, "record")
+    promised: ServiceLevel = build(config.goodput, "goodput")
     with suppress(OSError):
         (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true
     write_text(folder / "config.yaml", resolved(config))
@@ -155,7 +157,7 @@ def simulate(
         "max_model_len": parts.scheduler.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
-    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes)
+    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes, promised)
     recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
     env = simpy.Environment() if real is None else real.env
     try:

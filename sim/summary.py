@@ -32,6 +32,7 @@ def print_run(summary: dict[str, Any]) -> None:
         ("output tokens", f"{summary['total_output_tokens']:,}"),
         ("duration", _number(summary["duration"], "s", ",.1f")),
         ("request throughput", _number(summary["request_throughput"], "requests/s", ",.2f")),
+        *_goodput(summary),
         ("output throughput", _number(summary["output_throughput"], "token/s", ",.1f")),
         ("steps", f"{summary['steps']:,}"),
         ("preemptions", f"{summary['preemptions']:,}"),
@@ -65,6 +66,12 @@ def print_run(summary: dict[str, Any]) -> None:
     console.print(waste)
 
 
+def _goodput(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was served as well as promised, if anything was."""
+    goodput = summary["request_goodput"]
+    return [] if goodput is None else [("request goodput", _number(goodput, "requests/s", ",.2f"))]
+
+
 def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Swaps, copies and sharing, where there were any."""
     rows = []
@@ -90,6 +97,7 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> No
     view = Table(title=f"sweep of {len(table)} points, {len(done)} complete", title_justify="left")
     columns = [
         ("requests/s", "request_throughput", ",.2f"),
+        *([("goodput", "request_goodput", ",.2f")] if table["request_goodput"].notna().any() else []),
         ("token/s", "output_throughput", ",.0f"),
         ("norm. latency ms", "mean_normalized_latency_ms", ",.1f"),
         ("p99 TTFT ms", "p99_ttft_ms", ",.0f"),
@@ -106,7 +114,7 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> No
     for name in SHARES:
         view.add_column(name, justify="right")
     for _, row in table.iterrows():
-        head = [str(row[name]) for name in varying]
+        head = [f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name]) for name in varying]
         if row["status"] != "complete":
             view.add_row(*head, str(row["status"]))
             continue

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from multiprocessing import resource_tracker
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -35,13 +35,16 @@ from sim.progress import SweepProgress
 from sim.stopping import Claim, working_for
 from workloads.errors import UserError
 
+Direction = Literal["maximize", "minimize"]
+
 
 class Sweep:
     """A sweep in progress, in the process that started it.
 
     Args:
         folder: holds one sub-folder a point.
-        marks: what each point's mark will say, in their order.
+        marks: what each point's mark will say, in their order; a search does not know that beforehand.
+        total: how many points there will be.
         resume: whether what the folder holds of these points is kept.
 
     Raises:
@@ -51,9 +54,9 @@ class Sweep:
 
     current: ClassVar[Sweep | None] = None  # a process runs one at most; its workers run none
 
-    def __init__(self, folder: Path, marks: list[dict[str, Any]], *, resume: bool) -> None:
+    def __init__(self, folder: Path, marks: list[dict[str, Any]], total: int, *, resume: bool) -> None:
         self.folder = folder
-        self._total = len(marks)
+        self._total = total
         folder.mkdir(parents=True, exist_ok=True)
         self._claim = Claim(folder)
         try:
@@ -76,21 +79,19 @@ class Sweep:
         self._signals = {signal.SIGINT, signal.SIGTERM} - signal.pthread_sigmask(signal.SIG_BLOCK, set())
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
 
-    def finish(self, published: dict[str, dict[str, Any]]) -> int:
+    def finish(self, config: DictConfig) -> int:
         """Gathers the points into the table and the figures; returns how many are not complete.
 
         Args:
-            published: figures of others to show beside ours: engine -> figure -> value.
+            config: the sweep's.
         """
-        from sim.plots.sweep import draw_sweep
-
         self._progress.stop()
+        published: Any = OmegaConf.to_container(config.published, resolve=True)
         table = write_table(self.folder)
-        shares = {
-            engine: {name: x for name, x in row.items() if name != "running"} for engine, row in published.items()
-        }
-        figures = draw_sweep(table, self.folder, shares or None)
+        figures = _draw(table, self.folder, published) if config.plots else []
         _report(table, published)
+        if config.objective is not None:
+            print(best_point(table, config.objective, config.direction))
         print(f"written to {self.folder}: sweep.parquet, sweep.csv, {len(figures)} figures, one folder a point")
         lost = self._total - len(table)
         if lost:
@@ -129,6 +130,7 @@ class SweepTable(Callback):
         with _exiting(folder):
             resume = typed(config.resume, bool, "resume")
             typed(config.plots, bool, "plots")
+            typed(config.direction, Direction, "direction")
             unresolved: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
             if resume and "${now" in unresolved["dir"]:
                 raise UserError("resume=true needs the folder of the sweep: hydra.sweep.dir=FOLDER.")
@@ -136,10 +138,10 @@ class SweepTable(Callback):
             if launcher == "SlurmLauncher" and shutil.which("srun") is None:
                 raise UserError("hydra/launcher=submitit_slurm needs Slurm: srun is not on the path of this machine.")
             try:
-                marks = _marks(config)
+                marks, total = _points_to_come(config)
             except HydraException:
                 return  # the sweeper is about to find the same
-            sweep = Sweep(folder, marks, resume=resume)
+            sweep = Sweep(folder, marks, total, resume=resume)
             if launcher == "JoblibLauncher":
                 sweep.hear_for_workers()
             elif launcher == "RayLauncher":
@@ -150,8 +152,7 @@ class SweepTable(Callback):
         sweep = Sweep.current
         assert sweep is not None
         with _exiting(sweep.folder):
-            published: Any = OmegaConf.to_container(config.published, resolve=True)
-            failed = sweep.finish(published)
+            failed = sweep.finish(config)
         if failed:
             raise SystemExit(1)
 
@@ -242,20 +243,36 @@ def point_mark(number: int, overrides: list[str]) -> dict[str, Any]:
     return {"point": number, "overrides": [word for word in overrides if not word.lstrip("+").startswith("resume=")]}
 
 
-def _marks(config: DictConfig) -> list[dict[str, Any]]:
-    """The marks of all points of a sweep, as Hydra's sweeper will make them.
+def _points_to_come(config: DictConfig) -> tuple[list[dict[str, Any]], int]:
+    """The marks of all points of a sweep, as Hydra's sweeper will make them, and how many points there will be.
+
+    A search makes each point from the ones before. With the same seed it makes the same ones again, so that one which
+    goes on finds those that are finished; but which they are is known only when their turn comes.
 
     Raises:
         HydraException: an override that is no list of values.
-        UserError: another sweeper, whose points are not known beforehand.
+        UserError: a sweeper whose points come in another way, or a search for nothing.
     """
-    if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-        raise UserError("kvtwin sweeps over comma lists; leave hydra/sweeper out.")
+    sweeper = config.hydra.sweeper._target_.rpartition(".")[2]
+    if sweeper == "OptunaSweeper":
+        if config.objective is None:
+            raise UserError(
+                "a search needs objective=NAME, a figure of summary.json, and direction=maximize or minimize."
+            )
+        from optuna.logging import set_verbosity
+
+        set_verbosity(logging.WARNING)  # our progress line says it all
+        with read_write(config.hydra):
+            config.hydra.sweeper.direction = config.direction
+        return [], config.hydra.sweeper.n_trials
+    if sweeper != "BasicSweeper":
+        raise UserError("kvtwin sweeps over comma lists or searches with hydra/sweeper=optuna; choose one of these.")
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     overrides = parser.parse_overrides([*params, *config.hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
-    return [point_mark(number, job) for number, job in enumerate(jobs)]
+    marks = [point_mark(number, job) for number, job in enumerate(jobs)]
+    return marks, len(marks)
 
 
 def _adopt(folder: Path, marks: list[dict[str, Any]], *, resume: bool) -> None:
@@ -289,6 +306,29 @@ def _row(point: Path, summary: dict[str, Any]) -> dict[str, Any]:
     keys = {key: value for key, value in swept.items() if key not in summary and isinstance(value, str | int | float)}
     scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
     return {"point": mark["point"], "overrides": " ".join(mark["overrides"]), **keys, **scalars}
+
+
+def best_point(table: Any, objective: str, direction: Direction) -> str:
+    """The line that says which complete point is best.
+
+    Args:
+        table: of `collect`.
+        objective: the column to go by.
+        direction: whether most of it is best or least.
+    """
+    done = table[table["status"] == "complete"]
+    if done.empty:
+        return f"no point is complete, so none has a {objective}"
+    values = done[objective].astype(float)
+    best = done.loc[values.idxmax() if direction == "maximize" else values.idxmin()]
+    return f"best {objective} is {best[objective]:.6g}, of point {best['point']}: {best['overrides']}"
+
+
+def _draw(table: Any, folder: Path, published: dict[str, dict[str, Any]]) -> list[Path]:
+    from sim.plots.sweep import draw_sweep
+
+    shares = {engine: {name: x for name, x in row.items() if name != "running"} for engine, row in published.items()}
+    return draw_sweep(table, folder, shares or None)
 
 
 def _report(table: Any, published: dict[str, dict[str, Any]]) -> None:

@@ -56,8 +56,12 @@ def run_or_sweep(name: str, run: Run, argv: list[str]) -> int:
             ) from None
 
 
-def _task(run: Run, config: DictConfig) -> None:
-    """One run. As a point of a sweep, a failure is written down and the sweep goes on."""
+def _task(run: Run, config: DictConfig) -> float | None:
+    """One run. As a point of a sweep, a failure is written down and the sweep goes on.
+
+    Returns:
+        What the point is worth to a search; None if it failed, or is no point of a sweep.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import open_dict
@@ -66,17 +70,20 @@ def _task(run: Run, config: DictConfig) -> None:
     from sim.point import disk_error, remove_parts
 
     resume = typed(config.resume, bool, "resume")
+    objective = typed(config.objective, str | None, "objective")
     with open_dict(config):
-        del config["resume"]  # how a sweep is carried on is nothing that a run is made from
+        for key in ("resume", "objective", "direction"):  # of a sweep, and nothing that a run is made from
+            del config[key]
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     facts = {group: hydra.runtime.choices[group] for group in ("engine", "model", "hardware", "workload")}
     facts["request_rate"] = config.workload.get("rate")
     if hydra.mode == RunMode.MULTIRUN:
+        from sim.point import worth
         from sim.sweep import take_turn
 
         take_turn(lambda: run(config, folder, facts), config, facts, resume=resume)
-        return
+        return worth(folder, objective)
     if resume:
         raise UserError("resume=true is for sweeps; a single run (without -m) starts anew.")
     draws = typed(config.plots, bool, "plots")
@@ -89,6 +96,7 @@ def _task(run: Run, config: DictConfig) -> None:
         raise
     figures = _draw(folder) if draws else []
     _print(summary, folder, figures)
+    return None
 
 
 def _draw(folder: Path) -> list[Path]:
