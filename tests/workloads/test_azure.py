@@ -1,9 +1,11 @@
 """The Azure reader: what it accepts, what it refuses and in which words, and that it never reads ahead."""
 
+import gzip
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,14 +208,17 @@ def test_a_wrong_header_is_refused_before_any_row_is_read(header: str, shown: st
     )
 
 
-def test_a_compressed_file_is_refused(write: Write) -> None:
-    path = write(b"\x1f\x8b\x08\x00compressed\n")
-    with pytest.raises(UserError) as error:
-        AzureTrace(path)
-    assert str(error.value) == (
-        f"{path}, line 1: the header has the byte 0x8b, which is not UTF-8. "
-        "Check that this is a CSV file in UTF-8, not compressed."
-    )
+@pytest.mark.parametrize("compress", [gzip.compress, lambda data: pa.compress(data, "zstd", asbytes=True)])
+def test_a_compressed_file_is_read_whatever_its_name(write: Write, compress: Callable[[bytes], bytes]) -> None:
+    content = f"{HEADER}\n2023-11-16 18:15:46.5,374,44\n2023-11-16 18:15:48.0,396,109\n"
+    assert list(AzureTrace(write(compress(content.encode())))) == ROWS
+
+
+def test_a_compressed_file_that_ends_in_the_middle_is_refused(write: Write) -> None:
+    whole = gzip.compress(("\n".join([HEADER] + 999 * ["2023-11-16 18:15:46.5,374,44"])).encode())
+    path = write(whole[:-20])
+    with pytest.raises(UserError, match="ends in the middle; fetch or write it again"):
+        list(AzureTrace(path))
 
 
 def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path: Path, write: Write) -> None:

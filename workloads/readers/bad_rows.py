@@ -45,15 +45,26 @@ class BadRows:
         """Rows dropped so far in the latest pass over the file, by cause."""
         return dict(self._dropped)
 
+    @property
+    def drops(self) -> bool:
+        """Whether bad rows are left out rather than ending the reading."""
+        return self._on_bad_row == "drop"
+
+    def drop(self, cause: str | None, num_rows: int) -> None:
+        """Counts rows that were left out together, if there are any."""
+        if num_rows:
+            assert cause is not None
+            self._dropped[cause] += num_rows
+
     def begin(self) -> None:
         """Starts a pass over the file: counts from 0 again."""
         self._dropped.clear()
 
-    def meet(self, line: int, bad_row: BadRow) -> None:
-        """Drops and counts the row at `line`, or raises UserError for it."""
-        if self._on_bad_row == "error":
+    def meet(self, place: str, bad_row: BadRow) -> None:
+        """Drops and counts the row at `place`, such as "line 7", or raises UserError for it."""
+        if not self.drops:
             raise UserError(
-                f"{self._path}, line {line}: {bad_row}. Use workload.on_bad_row=drop to skip such rows."
+                f"{self._path}, {place}: {bad_row}. Use workload.on_bad_row=drop to skip such rows."
             ) from bad_row
         self._dropped[bad_row.cause] += 1
 

@@ -17,7 +17,7 @@ import pyarrow.csv
 
 from workloads.errors import UserError
 from workloads.readers.bad_rows import BadRow
-from workloads.readers.source_file import source_file
+from workloads.readers.source_file import open_source, source_file
 from workloads.readers.token_counts import shown
 
 _BLOCK_BYTES = 4 << 20  # large enough that the cost of a block is its rows, small enough to stay in a cache
@@ -61,10 +61,8 @@ class CsvColumns:
     def __init__(self, path: str, names: tuple[str, ...]) -> None:
         self._path = path
         self._file = source_file(path)
-        with self._file.open("rb") as stream:
-            first_line = stream.readline(_LINE_BYTES)
-            self._rows_start = stream.tell()
-        header = self._header(first_line)
+        with open_source(self._file) as stream:
+            header = self._header(stream.readline(_LINE_BYTES))
         if any(header.count(name) != 1 for name in names):
             raise UserError(
                 f"{path}, line 1: the header is {shown(','.join(header), quoted=repr)}; expected the column names "
@@ -78,14 +76,14 @@ class CsvColumns:
             return _fields(first_line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n"))
         except BadRow as problem:
             raise UserError(
-                f"{self._path}, line 1: the header {problem}. Check that this is a CSV file in UTF-8, not compressed."
+                f"{self._path}, line 1: the header {problem}. Check that this is a CSV file in UTF-8."
             ) from problem
 
     def blocks(self) -> Iterator[CsvBlock]:
         """The lines after the header, in order; one block is in memory at a time."""
         first_line = 2
-        with self._file.open("rb") as stream:
-            stream.seek(self._rows_start)
+        with open_source(self._file) as stream:
+            stream.readline(_LINE_BYTES)
             while data := stream.read(_BLOCK_BYTES):
                 rest = stream.readline(_LINE_BYTES)
                 if len(rest) == _LINE_BYTES and not rest.endswith(b"\n"):

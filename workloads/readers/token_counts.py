@@ -20,8 +20,13 @@ _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+|-?[0-9]+\.")
 
 
-def from_column(column: Any) -> NDArray[np.int64] | None:
-    """All counts of an Arrow array of strings or integers, or None if any of them is none that we accept."""
+def from_column(column: Any, least: int = 1) -> NDArray[np.int64] | None:
+    """All counts of an Arrow array of strings or integers, or None if any of them is none that we accept.
+
+    Args:
+        column: the array.
+        least: the smallest count to accept.
+    """
     if column.null_count:
         return None
     try:
@@ -30,7 +35,7 @@ def from_column(column: Any) -> NDArray[np.int64] | None:
         counts: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:  # more digits than an int64 holds
         return None
-    if len(counts) and (counts.min() < 1 or counts.max() > MAX_TOKENS):
+    if len(counts) and (counts.min() < least or counts.max() > MAX_TOKENS):
         return None
     return counts
 
