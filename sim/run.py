@@ -26,6 +26,7 @@ from sim.recorder import Record, Recorder, Status
 from sim.scheduler.base import Scheduler
 from workloads.asked_limit import AskedLimit
 from workloads.limit import FirstRequests
+from workloads.readers.trace import Trace
 from workloads.request import Workload
 from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
@@ -181,7 +182,7 @@ def simulate(
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
     notices = getattr(parts.timer, "notices", [])  # what a timer had to assume
-    facts = {"rows_dropped": dropped(parts.workload)} | ({"timing_notices": notices} if notices else {})
+    facts = trace_facts(parts.workload) | ({"timing_notices": notices} if notices else {})
     return facts | (real.facts() if real is not None else {})
 
 
@@ -204,11 +205,12 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def dropped(workload: Workload) -> dict[str, int]:
-    """Rows of a trace that were left out, by cause; readers count them, generators drop nothing."""
+def trace_facts(workload: Workload) -> dict[str, Any]:
+    """What a trace was taken for, and how many of its rows were left out, by cause; generators drop nothing."""
     while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
         workload = workload.workload
-    return dict(getattr(workload, "dropped", {}))
+    taken_for: dict[str, Any] = {"trace_format": workload.format.name} if isinstance(workload, Trace) else {}
+    return taken_for | {"rows_dropped": dict(getattr(workload, "dropped", {}))}
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:

@@ -43,6 +43,8 @@ def print_run(summary: dict[str, Any]) -> None:
         ("waiting requests, mean", _number(summary["mean_waiting"], "", ",.2f")),
     ):
         figures.add_row(name, value)
+    if "trace_format" in summary:
+        figures.add_row("trace taken for", summary["trace_format"])
     for cause, rows in summary.get("rows_dropped", {}).items():
         figures.add_row(f"rows dropped: {cause}", f"{rows:,}")
     console.print(figures)

@@ -7,6 +7,7 @@ as UTC), and the further column NumImages of 2025, whose tokens are in ContextTo
 
 from workloads.readers.bad_rows import OnBadRow
 from workloads.readers.csv_trace import CsvLayout, CsvTrace
+from workloads.readers.format import Format
 from workloads.readers.time_columns import DateTimes
 
 AZURE = CsvLayout(DateTimes("TIMESTAMP"), "ContextTokens", "GeneratedTokens")
@@ -25,3 +26,18 @@ class AzureTrace(CsvTrace):
 
     def __init__(self, path: str, on_bad_row: OnBadRow = "error") -> None:
         super().__init__(path, AZURE, on_bad_row)
+
+
+FORMATS = (
+    Format(
+        name="azure",
+        title="Azure LLM inference traces of 2023, 2024 and 2025",
+        containers=("csv",),
+        keys=frozenset(AZURE.columns),
+        unit="date-time",
+        drops="none; every row is a request",
+        source="Azure/AzurePublicDataset",
+        licence="CC-BY 4.0",
+        open=lambda path, reading: AzureTrace(path, reading.on_bad_row),
+    ),
+)

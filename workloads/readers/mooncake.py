@@ -12,6 +12,7 @@ from typing import Any
 from workloads.errors import UserError
 from workloads.readers import token_counts
 from workloads.readers.bad_rows import BadRow, OnBadRow
+from workloads.readers.format import Format
 from workloads.readers.json_lines import required
 from workloads.readers.record_trace import Arrival, Record, RecordTrace
 from workloads.readers.time_columns import Numbers
@@ -70,3 +71,29 @@ def _either(row: Record, key: str) -> Any:
     """The value of `key`, or of Dynamo's name for it. Raises BadRow."""
     alias = _ALIASES[key]
     return row[alias] if key not in row and alias in row else required(row, key)
+
+
+FORMATS = (
+    Format(
+        name="mooncake",
+        title="Mooncake's traces (FAST 2025, and the older one)",
+        containers=("json",),
+        keys=frozenset({"timestamp", "input_length", "output_length", "hash_ids"}),
+        unit="ms",
+        drops="none; every row is a request",
+        source="kvcache-ai/Mooncake",
+        licence="Apache-2.0",
+        open=lambda path, reading: MooncakeTrace(path, reading.block_size or 512, reading.on_bad_row),
+    ),
+    Format(
+        name="dynamo",
+        title="NVIDIA Dynamo's rows in Mooncake's form",
+        containers=("json",),
+        keys=frozenset({"created_time", "input_tokens", "output_tokens", "hash_ids"}),
+        unit="ms",
+        drops="none; every row is a request",
+        source="ai-dynamo/dynamo",
+        licence="one's own files; Dynamo publishes none",
+        open=lambda path, reading: MooncakeTrace(path, reading.block_size or 512, reading.on_bad_row),
+    ),
+)
