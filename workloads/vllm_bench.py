@@ -74,4 +74,5 @@ class VllmBenchRandom:
     def _lengths(self, generator: np.random.Generator, mean: int) -> list[int]:
         low = max(1, math.floor(mean * (1 - self._range_ratio)))
         high = math.ceil(mean * (1 + self._range_ratio))
-        return generator.integers(low, high + 1, self._num_requests).tolist()
+        lengths: list[int] = generator.integers(low, high + 1, self._num_requests).tolist()
+        return lengths

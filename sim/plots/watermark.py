@@ -76,6 +76,8 @@ def watermark_figure(points: Points, published: Mapping[str, PublishedWatermarks
             dots = {"color": looks[str(policy)].colour, "marker": ".", "linestyle": "none", "alpha": 0.6}
             for ax, panel in zip(axes, PANELS, strict=True):
                 ax.plot(own[WATERMARK], own[panel.column], **dots)
+    if any(sentence.startswith("Line:") for sentence in drawn.sentences):
+        drawn.sentences.append("Dots: single runs.")
     for policy, theirs in (published or {}).items():
         if policy not in looks or len(drawn.parts) > 1:
             continue
