@@ -1,9 +1,10 @@
 """The engine: a SimPy process that lets a scheduler plan steps, a timer price them, and a recorder write them down.
 
 Requests that arrive during a step join at its end; under asynchronous scheduling the step after it is already planned
-then, so they join at the end of that one. Times are the running sum of the durations in step order; SimPy's
-clock moves with them but is not read back, so that they do not depend on how many events a stretch of time took: a
-leap over many steps gives the same times, bit for bit, as the steps one by one.
+then, so they join at the end of that one. Whether clients wait for the end of earlier requests is theirs to say
+(`clients.py`). Times are the running sum of the durations in step order; SimPy's clock moves with them but is not read
+back, so that they do not depend on how many events a stretch of time took: a leap over many steps gives the same times,
+bit for bit, as the steps one by one.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Arrivals:
         while self._next is not None and self.next_s <= now:
             yield self._next
             self._read()
+
+    def ended(self, num_requests: int, now: float) -> None:
+        """So many have finished or were turned away at `now`; those to come do not wait for that."""
 
     def _read(self) -> None:
         self._next = next(self._requests, None)
@@ -106,7 +110,10 @@ class Engine:
         while True:
             if arrivals.next_s <= self._seen:
                 for request in arrivals.until(self._seen):
-                    recorder.arrived(*scheduler.arrive(request))
+                    sequence, reason = scheduler.arrive(request)
+                    recorder.arrived(sequence, reason)
+                    if reason is not None:
+                        arrivals.ended(1, request.arrival_s)
             next_s, sample_s = arrivals.next_s, recorder.next_sample_s
             due = next_s if next_s < sample_s else sample_s
             plan = scheduler.schedule(self._steps_until(due))
@@ -183,6 +190,7 @@ class Engine:
         if finished:
             for sequence in finished:
                 recorder.finished(sequence, end)
+            self.arrivals.ended(len(finished), end)
             self._report(recorder.metrics.num_ended, end)
         if plan.work.num_generated:
             self._fruitless_tokens = 0

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import simpy
 from omegaconf import DictConfig
 
+from sim.clients import ClosedLoop
 from sim.config import build, fill, resolved, typed, whole_number
 from sim.engine import Arrivals, Engine
 from sim.files import write_text
@@ -148,6 +149,7 @@ def simulate(
     parts = assemble(config, real, timer)
     record: Record = build(config.record, "record")
     promised: ServiceLevel = build(config.goodput, "goodput")
+    concurrency: int | None = typed(config.workload.get("concurrency"), int | None, "workload.concurrency")
     with suppress(OSError):
         (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true
     write_text(folder / "config.yaml", resolved(config))
@@ -163,7 +165,7 @@ def simulate(
     env = simpy.Environment() if real is None else real.env
     try:
         with Progress(parts.workload.num_requests) as progress, _seldom_collected():
-            arrivals = Arrivals(iter(parts.workload))
+            arrivals = _arrivals(parts.workload, concurrency)
             link = Link(env, parts.transfers) if real is None else None
             engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update, link)
             env.process(engine.serve())
@@ -218,7 +220,7 @@ def _workload(config: DictConfig, max_model_len: int) -> Workload:
     `workload.sampling` and may generate `workload.max_tokens`.
     """
     seed = whole_number(config, "seed", 0)
-    aside = ("limit", "max_tokens", "sampling", "time_scale")
+    aside = ("concurrency", "limit", "max_tokens", "sampling", "time_scale")
     workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     if limit is not None:
@@ -234,3 +236,9 @@ def _workload(config: DictConfig, max_model_len: int) -> Workload:
         return workload
     sampling: Sampling = build(asked, "workload.sampling", seed=seed)
     return SeveralOutputs(workload, sampling)
+
+
+def _arrivals(workload: Workload, concurrency: int | None) -> Arrivals:
+    """Clients that wait for nobody, or of whose requests at most `concurrency` are in the system."""
+    requests = iter(workload)
+    return Arrivals(requests) if concurrency is None else ClosedLoop(requests, concurrency)

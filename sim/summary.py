@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PUBLISHED_SHARES = ("used", "reserved", "internal", "others")
+WATERMARK = "memory.watermark"
 LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"))
 
 
@@ -125,6 +126,10 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> No
     console.print(view)
     if any(set(PUBLISHED_SHARES) & set(figures) for figures in published.values()):
         console.print(_beside_published(done, published))
+    for policy, figures in published.items():
+        runs = done[done["engine"] == policy]
+        if "watermarks" in figures and len(runs) and set(_varying(done)) <= {WATERMARK, "seed"} and WATERMARK in runs:
+            console.print(_beside_published_watermarks(runs, figures["watermarks"]))
 
 
 def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, Any]]) -> Table:
@@ -146,6 +151,31 @@ def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, Any]]) 
         cells = (f"{_percent(ours[name])} / {_percent(theirs.get(name))}" for name in PUBLISHED_SHARES)
         beside = f"{_number(running, '', ',.2f')} / {_number(theirs.get('running'), '', ',.2f')}"
         view.add_row(str(row["engine"]), str(row["block_size"]), *cells, beside)
+    return view
+
+
+def _beside_published_watermarks(runs: pd.DataFrame, theirs: dict[str, Any]) -> Table:
+    """Our mean over the seeds, lowest and highest in brackets, and the published figure after a slash."""
+    seeds = int(runs.groupby(WATERMARK).size().max())
+    view = Table(title=f"ours, mean over {seeds} seeds / {theirs['label']}", title_justify="left")
+    columns = (
+        ("preemptions", "preemptions", 1, ",.0f"),
+        ("token/s", "output_throughput", 1, ",.0f"),
+        ("p50 TTFT s", "median_ttft_ms", 1000, ",.2f"),
+        ("p99 ITL ms", "p99_itl_ms", 1, ",.1f"),
+    )
+    view.add_column("watermark")
+    for label, *_ in columns:
+        view.add_column(label, justify="right")
+    for watermark, ours in runs.groupby(WATERMARK):
+        published = theirs["figures"].get(watermark, {})
+        cells = []
+        for _, key, unit, form in columns:
+            values = ours[key] / unit
+            mean, low, high = (f"{value:{form}}" for value in (values.mean(), values.min(), values.max()))
+            beside = f"{published[key] / unit:{form}}" if key in published else "-"
+            cells.append(f"{mean} ({low} to {high}) / {beside}")
+        view.add_row(f"{watermark:g}", *cells)
     return view
 
 

@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[1] / "results" / "reference"
 COMMANDS = {
     "demo": ["sim", "-m", "experiment=demo"],
     "kwon_fig2": ["sim", "-m", "experiment=kwon_fig2", "engine=orca_max,orca_pow2,orca_oracle,vllm_v1"],
+    "watermark": ["sim", "-m", "experiment=watermark"],
 }
 TRACES = Path(__file__).parents[1] / "../shared/traces"
 TRACE_COMMANDS = {  # run among the traces, so that tables name a trace by its file alone

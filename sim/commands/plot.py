@@ -12,7 +12,7 @@ DESCRIPTION = """\
 Redraws the figures of a run or of a sweep from the tables in its folder, as PNG and SVG, and prints their paths.
 
   a run    pool (slots by state, running, waiting, preemptions over time), latency (TTFT, TPOT, E2E)
-  a sweep  waste_shares, and where they were swept block_size and request_rate
+  a sweep  waste_shares, and where they were swept block_size, request_rate, prefix_hit_rate (pool sizes) and watermark
 """
 EXAMPLE = "example:\n  kvtwin plot results/2026-01-31/12-00-00"
 

@@ -21,6 +21,7 @@ AXIS_LABELS = {
     "block_size": "block size (tokens)",
     "request_rate": "request rate (req/s)",
     "memory.num_blocks": "pool size (blocks)",
+    "memory.watermark": "watermark\n(share of the pool)",
 }
 
 

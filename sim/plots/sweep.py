@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from sim.plots import hit_rate, lines, waste
+from sim.plots import hit_rate, lines, waste, watermark
 from sim.plots.points import IDENTITY, select_complete
 from sim.plots.style import save, settings
 from sim.plots.tables import REDO, read_table, require_columns
 from workloads.errors import UserError
 
 TABLE = "sweep.parquet"
-COLUMNS = (*IDENTITY, *waste.COLUMNS, *lines.COLUMNS, *hit_rate.COLUMNS)
+COLUMNS = (*IDENTITY, *waste.COLUMNS, *lines.COLUMNS, *hit_rate.COLUMNS, *watermark.COLUMNS)
 
 
 def draw_sweep(
@@ -30,7 +30,8 @@ def draw_sweep(
         published: by policy, shares of the pool from 0 to 1 under `used`, `reserved`, `internal` and `others`, and the
             mean number of requests under `running`, drawn beside ours; for example those of Kwon et al., SOSP 2023,
             Fig. 2 and 13. Under `prefix_hits`, label, source, block_size and rates, as
-            `hit_rate.PublishedHits` has them.
+            `hit_rate.PublishedHits` has them; under `watermarks`, label, source and figures, as
+            `watermark.PublishedWatermarks` does.
 
     Raises:
         UserError: if the table lacks a column, or published figures are none of these or no shares of one pool.
@@ -40,7 +41,7 @@ def draw_sweep(
         return []  # points that never started have no results, so there may be no columns for them
     require_columns(table, COLUMNS, folder / TABLE)
     points = select_complete(table)
-    shares, hits = _sorted_out(published or {})
+    shares, hits, watermarks = _sorted_out(published or {})
     with settings():
         paths = save(waste.waste_figure(points, shares), folder, "waste_shares")
         if points.sweeps_within_a_policy("block_size"):
@@ -49,21 +50,27 @@ def draw_sweep(
             paths += save(lines.request_rate_figure(points), folder, "request_rate")
         if points.sweeps_within_a_policy(hit_rate.POOL_SIZE) and hit_rate.any_hit(points):
             paths += save(hit_rate.pool_size_figure(points, hits), folder, "prefix_hit_rate")
+        if points.sweeps_within_a_policy(watermark.WATERMARK):
+            paths += save(watermark.watermark_figure(points, watermarks), folder, "watermark")
     return paths
 
 
 def _sorted_out(
     published: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, dict[str, float]], dict[str, hit_rate.PublishedHits]]:
-    """Published figures of the pool's slots and of prefix hits, each by the policies that have any."""
+) -> tuple[dict[str, dict[str, float]], dict[str, hit_rate.PublishedHits], dict[str, watermark.PublishedWatermarks]]:
+    """Published figures of the pool's slots, of prefix hits and of watermarks, each by the policies that have any."""
     shares: dict[str, dict[str, float]] = {}
     hits: dict[str, hit_rate.PublishedHits] = {}
+    watermarks: dict[str, watermark.PublishedWatermarks] = {}
+    apart = (hit_rate.PUBLISHED, watermark.PUBLISHED)
     for policy, figures in published.items():
-        if rest := {name: value for name, value in figures.items() if name != hit_rate.PUBLISHED}:
+        if rest := {name: value for name, value in figures.items() if name not in apart}:
             shares[policy] = rest
         if hit_rate.PUBLISHED in figures:
             hits[policy] = hit_rate.PublishedHits.of(policy, figures[hit_rate.PUBLISHED])
-    return shares, hits
+        if watermark.PUBLISHED in figures:
+            watermarks[policy] = watermark.PublishedWatermarks.of(policy, figures[watermark.PUBLISHED])
+    return shares, hits, watermarks
 
 
 def redraw_sweep(folder: Path) -> list[Path]:

@@ -191,6 +191,14 @@ def test_limit_and_time_scale_take_a_slice_of_the_trace(replay: Run, trace: Trac
     assert (config.workload.limit, config.workload.time_scale) == (2, 0.25)
 
 
+def test_clients_wait_for_the_real_engine_too(replay: Run, trace: Trace) -> None:
+    """One place: each request is sent when the one before has really finished."""
+    folder = replay(*trace([(0, 5, 2), (0, 6, 3), (0, 7, 2)]), *TIGHT, "workload.concurrency=1")
+    requests = pd.read_parquet(folder / "requests.parquet").sort_values("request_id")
+    assert requests["arrival_s"].tolist() == [0, *requests["finish_s"].tolist()[:-1]]
+    assert requests["first_scheduled_s"].tolist() == requests["arrival_s"].tolist()
+
+
 # --------------------------------------------------------------------------------------------------------------- tokens
 
 

@@ -9,6 +9,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.clients import ClosedLoop
 from sim.conformance import check_case
 from sim.engine import Arrivals, Engine
 from sim.link import Link
@@ -56,7 +57,13 @@ class PerBlock:
         return num_blocks / 170
 
 
-def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Request], record: Record) -> dict:
+def observed(
+    memory: KVMemory,
+    scheduler: ContinuousBatching,
+    requests: list[Request],
+    record: Record,
+    concurrency: int | None = None,
+) -> dict:
     """Runs to the end; returns the tables, the summary, and what every sequence held when it let go."""
     released = []
     release = memory.release
@@ -69,7 +76,8 @@ def observed(memory: KVMemory, scheduler: ContinuousBatching, requests: list[Req
     with TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder), memory.num_slots, memory.block_size, record)
         env = simpy.Environment()
-        arrivals, link = Arrivals(iter(requests)), Link(env, PerBlock())
+        stream, link = iter(requests), Link(env, PerBlock())
+        arrivals = Arrivals(stream) if concurrency is None else ClosedLoop(stream, concurrency)
         engine = Engine(env, arrivals, scheduler, Uneven(), recorder, lambda done, now: None, link)
         env.process(engine.serve())
         env.run()
@@ -89,6 +97,14 @@ def assert_same(leaping: dict, stepping: dict) -> None:
             assert leaping["summary"][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
         else:
             assert leaping["summary"][name] == value, name
+
+
+def assert_never_more_in_flight(rows: list[dict], concurrency: int) -> None:
+    """Whoever finishes when another is sent has left; who is turned away was never in."""
+    served = [row for row in rows if row["status"] == "finished"]
+    for row in served:
+        now = row["arrival_s"]
+        assert sum(other["arrival_s"] <= now < other["finish_s"] for other in served) <= concurrency
 
 
 @st.composite
@@ -136,17 +152,22 @@ def schedulers(draw: st.DrawFn) -> dict:
     }
 
 
+concurrencies = st.none() | st.integers(1, 8)
 records = st.sampled_from([Record(), Record(steps="sampled", sample_interval_s=0.7), Record(steps="none")])
 
 
 @settings(max_examples=300, deadline=None)
-@given(workloads(), paged(), schedulers(), st.sampled_from([Fcfs, Priority]), records)
-def test_a_paged_run_that_leaps_equals_one_that_steps(requests, memory, scheduler, policy, record):
+@given(workloads(), paged(), schedulers(), st.sampled_from([Fcfs, Priority]), records, concurrencies)
+def test_a_paged_run_that_leaps_equals_one_that_steps(requests, memory, scheduler, policy, record, concurrency):
     runs = []
     for leap in (True, False):
         pool = PagedMemory(**memory)
-        runs.append(observed(pool, ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler), requests, record))
+        engine = ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler)
+        runs.append(observed(pool, engine, requests, record, concurrency))
     assert_same(*runs)
+    if concurrency is not None:
+        for run in runs:
+            assert_never_more_in_flight(run["requests"], concurrency)
 
 
 samplings = st.one_of(
@@ -166,16 +187,18 @@ samplings = st.one_of(
     st.sampled_from([Fcfs, Priority]),
     st.sampled_from([None, Latest, LowestPriority, FewestOutputTokens, MostBlocks, LongestRemaining]),
     st.sampled_from([Recompute, Swap, Auto]),
+    concurrencies,
 )
 def test_a_run_with_forks_and_swaps_that_leaps_equals_one_that_steps(
-    requests, asked, memory, host_blocks, scheduler, policy, victim, recovery
+    requests, asked, memory, host_blocks, scheduler, policy, victim, recovery, concurrency
 ):
     requests = [request._replace(sampling=sampling) for request, sampling in zip(requests, asked, strict=False)]
     runs = []
     for leap in (True, False):
         pool = PagedMemory(**memory, num_host_blocks=host_blocks)
         rules = {"policy": policy(), "victim": victim and victim(), "recovery": recovery()}
-        runs.append(observed(pool, ContinuousBatching(pool, leap=leap, **rules, **scheduler), requests, Record()))
+        engine = ContinuousBatching(pool, leap=leap, **rules, **scheduler)
+        runs.append(observed(pool, engine, requests, Record(), concurrency))
         assert pool.host.num_free == host_blocks
     assert_same(*runs)
 
@@ -215,6 +238,17 @@ def test_leaps_do_happen_and_rows_say_for_how_many_steps_they_stand():
     assert run["steps"][0]["repeat"] == 1
     assert sum(row["repeat"] for row in run["steps"]) == 30
     assert len(run["steps"]) <= 4  # the first leaps are short while the engine does not know how long a step takes
+
+
+def test_leaps_of_a_closed_loop_end_where_a_request_finishes_and_the_next_is_sent():
+    # One place: a prompt's step and 29 in which nothing is decided, then the second request, sent at that very time.
+    pool = PagedMemory(30, 4)
+    engine = ContinuousBatching(pool, 64, Fcfs(), leap=True)
+    run = observed(pool, engine, [Request(0, 0.0, 4, 30), Request(1, 0.0, 4, 30)], Record(), concurrency=1)
+    first, second = run["requests"]
+    assert second["arrival_s"] == second["first_scheduled_s"] == first["finish_s"]
+    assert sum(row["repeat"] for row in run["steps"]) == 60
+    assert len(run["steps"]) <= 8
 
 
 def test_an_arrival_cuts_a_leap_at_the_first_step_boundary_at_or_after_it():

@@ -33,6 +33,7 @@ from sim.plots.run import draw_run
 from sim.plots.style import POLICY_LOOKS, STATE_LOOKS, STATES, new_figure, policy_looks, save, settings
 from sim.plots.sweep import draw_sweep
 from sim.plots.waste import waste_figure
+from sim.plots.watermark import PublishedWatermarks, watermark_figure
 from workloads.errors import UserError
 
 ORCA_AND_VLLM = ("orca_max", "orca_pow2", "orca_oracle", "vllm_v1")
@@ -87,6 +88,8 @@ def sweep_table(
                         "request_throughput": served,
                         "output_throughput": 338 * served,
                         "mean_normalized_latency_ms": 40.0 + 4000 * (rate - served),
+                        "preemptions": 10 + seed,
+                        "median_ttft_ms": 500.0,
                         "mean_running": held,
                         "mean_running_saturated": held,
                     }
@@ -108,6 +111,20 @@ def pool_size_table(policies: Iterable[str], sizes: Sequence[int], block_sizes: 
 
 def published_hits(rates: dict[float, float], block_size: int = 512) -> PublishedHits:
     return PublishedHits("LRU, as published", "A paper, Table 1.", block_size, rates)
+
+
+def watermark_table(
+    policies: Iterable[str], watermarks: Sequence[float], seeds: Sequence[int] = (0,), rates: Sequence[float] = (2.0,)
+) -> pd.DataFrame:
+    """Points that differ in the watermark; a hundredth of the pool avoids ten of a hundred preemptions."""
+    tables = [sweep_table(policies, (16,), rates, seeds).assign(**{"memory.watermark": at}) for at in watermarks]
+    table = pd.concat(tables, ignore_index=True)
+    table.insert(1, "memory.watermark", table.pop("memory.watermark"))
+    return table.assign(point=table.index, preemptions=100 - 1000 * table["memory.watermark"] + table["seed"])
+
+
+def published_watermarks(figures: dict[float, dict[str, float]]) -> PublishedWatermarks:
+    return PublishedWatermarks("as published", "A pull request.", figures)
 
 
 def steps_table(num_steps: int = 50, gap_s: float = 0.0) -> pd.DataFrame:
@@ -402,6 +419,66 @@ def test_pool_figure_of_a_long_run_has_a_bounded_number_of_bins_and_every_preemp
     assert "5,000 preemptions in all" in text_of(figure)
 
 
+# Watermarks
+
+
+def test_preemptions_are_drawn_against_the_watermark_with_every_seed_as_a_dot() -> None:
+    table = watermark_table(["vllm_v1"], [0.05, 0.0], seeds=(0, 1, 2))
+    figure = watermark_figure(select_complete(table))
+    line, dots = figure.axes[0].lines
+    assert np.asarray(line.get_xdata()).tolist() == [0.0, 0.05]
+    assert np.asarray(line.get_ydata()).tolist() == [101, 51]  # the median of three seeds
+    assert sorted(np.asarray(dots.get_ydata()).tolist()) == [50, 51, 52, 100, 101, 102]
+    assert {tick.get_text() for tick in figure.axes[0].get_xticklabels()} == {"0", "0.05"}
+
+
+def test_published_results_at_a_watermark_are_open_markers_that_the_axis_has_room_for() -> None:
+    table = watermark_table(["vllm_v1"], [0.0, 0.05], seeds=(0, 1))
+    published = published_watermarks({0.0: {"preemptions": 5000, "median_ttft_ms": 400.0}, 0.02: {"preemptions": 7}})
+    figure = watermark_figure(select_complete(table), {"vllm_v1": published})
+    preemptions, throughput, ttft = figure.axes
+    theirs = preemptions.lines[-1]
+    assert (theirs.get_markerfacecolor(), theirs.get_linestyle()) == ("white", "None")
+    assert np.asarray(theirs.get_xdata()).tolist() == [0.0, 0.02]
+    assert np.asarray(theirs.get_ydata()).tolist() == [5000, 7]
+    assert preemptions.get_ylim()[0] == 0 and preemptions.get_ylim()[1] > 5000
+    assert np.asarray(throughput.lines[-1].get_ydata()).tolist() == []  # none was published
+    assert np.asarray(ttft.lines[-1].get_ydata()).tolist() == [400.0]
+    assert "A pull request." in text_of(figure)
+
+
+def test_published_results_at_a_watermark_stand_beside_nothing_but_their_own_setting() -> None:
+    published = {"vllm_v1": published_watermarks({0.0: {"preemptions": 5}})}
+    for table in (
+        watermark_table(["vllm_v1"], [0.0, 0.05], rates=(1.0, 2.0)),  # which of the two rates was theirs?
+        watermark_table(["sglang"], [0.0, 0.05]),
+    ):
+        assert "A pull request." not in text_of(watermark_figure(select_complete(table), published))
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        0.5,
+        {"figures": {0.0: {"preemptions": 1}}},
+        {"label": "", "source": "", "figures": [1]},
+        {"label": "", "source": "", "figures": {1.5: {"preemptions": 1}}},
+        {"label": "", "source": "", "figures": {0.0: 1065}},
+        {"label": "", "source": "", "figures": {0.0: {"preemptions": "many"}}},
+    ],
+)
+def test_published_watermarks_that_are_none_are_refused(figures: Any) -> None:
+    with pytest.raises(UserError, match=r"^published\.vllm_v1\.watermarks.*\.$"):
+        PublishedWatermarks.of("vllm_v1", figures)
+
+
+def test_watermarks_are_drawn_if_they_were_swept(tmp_path: Path) -> None:
+    published = {"vllm_v1": {"watermarks": {"label": "", "source": "", "figures": {0: {"preemptions": 3}}}}}
+    stems = [path.stem for path in draw_sweep(watermark_table(["vllm_v1"], [0, 0.05]), tmp_path, published)]
+    assert stems == ["waste_shares"] * 2 + ["watermark"] * 2
+    assert "watermark" not in [path.stem for path in draw_sweep(watermark_table(["vllm_v1"], [0]), tmp_path)]
+
+
 # Legends and looks
 
 
@@ -418,6 +495,8 @@ def figures(policies: Sequence[str]) -> list[Figure]:
     published = {policies[-1]: {"used": 0.5, "others": 0.5}}
     pools = select_complete(pool_size_table(policies, [1000, 10_000, 30_000, 50_000, 100_000], block_sizes=(16, 512)))
     hits = {policies[-1]: published_hits({1000: 0.3, 10_000: 0.4, np.inf: 0.5})}
+    marked = select_complete(watermark_table(policies, [0.0, 0.05, 0.1], seeds=(0, 1)))
+    theirs = {policies[-1]: published_watermarks({0.02: {"preemptions": 120.0, "output_throughput": 90.0}})}
     steps = steps_table(gap_s=1.0)
     plans = spans(steps["start_s"].to_numpy(), steps["duration_s"].to_numpy())
     return [
@@ -425,6 +504,7 @@ def figures(policies: Sequence[str]) -> list[Figure]:
         block_size_figure(points),
         request_rate_figure(points),
         pool_size_figure(pools, hits),
+        watermark_figure(marked, theirs),
         pool_figure(steps, plans, "vllm_v1 · opt-13b · a100-40gb · sharegpt_like"),
         latency_figure(requests_table(), "vllm_v1"),
     ]

@@ -29,11 +29,12 @@ def workload_config(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def build(name: str, *overrides: str) -> Any:
-    """The workload as a run builds it: limits and time scale are not the constructor's; seed and model limit are the
-    run's.
+    """The workload as a run builds it: limits, concurrency and time scale are not the constructor's; seed and model
+    limit are the run's.
     """
     config = workload_config(name, *overrides)
-    assert (config.pop("limit"), config.pop("max_tokens"), config.pop("time_scale")) == (None, None, 1.0)
+    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
+    assert [config.pop(knob) for knob in knobs] == [None, None, None, 1.0]
     for knob, value in {"seed": 0, "max_model_len": 2048}.items():
         if knob in config:
             assert config[knob] is None
@@ -41,11 +42,11 @@ def build(name: str, *overrides: str) -> Any:
     return instantiate(config)
 
 
-def test_every_workload_can_be_cut_and_slowed_down() -> None:
+def test_every_workload_can_be_cut_and_slowed_down_and_sent_by_clients_that_wait() -> None:
     configs = [workload_config(file.stem) for file in (CONF / "workload").glob("*.yaml")]
     assert configs
-    knobs = ("limit", "max_tokens", "time_scale")
-    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {(None, None, 1.0)}
+    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
+    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {(None, None, None, 1.0)}
 
 
 def test_every_workload_may_ask_for_several_outputs(tmp_path: Path) -> None:
