@@ -184,6 +184,10 @@ class Engine:
             for sequence in finished:
                 recorder.finished(sequence, end)
             self._report(recorder.metrics.num_ended, end)
+        if plan.aborted:
+            for sequence in plan.aborted:
+                recorder.aborted(sequence, end)
+            self._report(recorder.metrics.num_ended, end)
         if plan.work.num_generated:
             self._fruitless_tokens = 0
         else:

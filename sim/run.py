@@ -108,6 +108,7 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         "memory",
         ("swap_space", "page_bytes"),
         **about,
+        block_size=block_size,
         num_layers=model.num_layers,
         num_blocks=num_blocks,
         max_model_len=limit,
