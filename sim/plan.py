@@ -167,10 +167,11 @@ class StepPlan:
     def works(self) -> Iterator[StepWork]:
         """The sums of each step; the object yielded changes with the next."""
         work = copy(self.work)
+        tables = work.decode_blocks > 0  # else kernels look nothing up
         yield work
         for need in self.needs:
             work.decode_context += work.decode_sequences
-            work.decode_blocks += need
+            work.decode_blocks += need * tables
             work.decode_longest += 1
             yield work
 

@@ -44,7 +44,7 @@ class Defragmentation:
     def is_due(self, cells: Cells) -> bool:
         """Whether there are so many holes that cells are moved before a step."""
         end = cells.end
-        return end >= self._min_cells and 1 - (cells.num_used + self._padding) / end > self._threshold
+        return end >= self._min_cells and end - cells.num_used - self._padding > self._threshold * end
 
     def moves(self, cells: Cells, boundary: int) -> list[tuple[int, int]]:
         """One pass: (source, destination) of each cell to move.
