@@ -57,17 +57,15 @@ class Defragmentation:
         states = cells.states
         holes = np.flatnonzero(states[:boundary] == FREE)
         sources = np.flatnonzero(states[boundary:] == HELD) + boundary
-        pairs: list[tuple[int, int]] = []
-        if not len(holes):
-            return pairs
-        num_moves = 0
-        for hole in np.split(holes, np.flatnonzero(np.diff(holes) > 1) + 1):
-            last = sources[len(sources) - min(len(hole), len(sources)) :]
-            sources = sources[: len(sources) - len(last)]
-            runs = np.cumsum(np.diff(last, prepend=-1) > 1) if len(last) else last  # which run each belongs to
-            fits = int((runs <= self._max_moves - num_moves).sum())
-            pairs += zip(last[:fits].tolist(), hole[:fits].tolist(), strict=True)
-            if fits < len(last) or not len(sources):
-                break
-            num_moves += int(runs[-1])
-        return pairs
+        count = min(len(holes), len(sources))
+        if not count:
+            return []
+        holes = holes[:count]
+        # Each hole takes the last sources that those before it have left, in ascending order.
+        ends = np.append(np.flatnonzero(np.diff(holes) > 1) + 1, count)
+        sizes = np.diff(ends, prepend=0)
+        place = np.arange(count)  # of a cell of a hole, among all of them
+        from_end = np.repeat(ends, sizes) - (place - np.repeat(ends - sizes, sizes))
+        taken = sources[len(sources) - from_end]
+        in_limit = np.cumsum(np.diff(taken, prepend=-2) != 1) <= self._max_moves  # by the run to which each belongs
+        return list(zip(taken[in_limit].tolist(), holes[in_limit].tolist(), strict=True))
