@@ -259,7 +259,7 @@ def kv_bytes_per_token(model: ModelSpec, deployment: Deployment) -> int:
 
 
 def page_group_tokens(model: ModelSpec, deployment: Deployment, page_bytes: int) -> int:
-    """Tokens whose K, or V, of one layer fits into one physical page on each GPU (vAttention, arXiv 2405.04437, §5).
+    """Tokens whose K, or V, of one layer fits into one physical page on each GPU (vAttention, arXiv 2405.04437).
 
     K and V of every layer lie in a buffer of their own and grow together: a page for each of them is a page group, and
     holds this many tokens. Where a token's bytes do not divide a page, the rest of the page is left empty.
@@ -277,7 +277,7 @@ def page_group_tokens(model: ModelSpec, deployment: Deployment, page_bytes: int)
         raise UserError(f"{model.name} keeps one latent for K and V, and vAttention a buffer for each; choose paged.")
     tokens = page_bytes // (kv_bytes_per_layer(model, deployment) // 2)
     if tokens < 1:
-        raise UserError(f"memory.page_bytes is {page_bytes}, which holds no token of {model.name}; choose a larger one.")
+        raise UserError(f"memory.page_bytes is {page_bytes}, which holds no token of {model.name}; take a larger one.")
     return tokens
 
 

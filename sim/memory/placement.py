@@ -27,7 +27,7 @@ class Placement(Protocol):
         Args:
             cells: have as many free ones.
             num_tokens: at least 1.
-            make_run: moves free cells together; False if it has moved nothing, and then there is no use in trying again.
+            make_run: moves free cells together; False if it has moved nothing, and then trying again is no use.
 
         Returns:
             None if there is no run that is long enough; then nothing is taken.

@@ -16,7 +16,7 @@ from sim.memory.paged import PagedMemory
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
-VMM_CALL_S = 40e-6  # s for one call of CUDA's virtual memory management: about what the paper measured (§6.1)
+VMM_CALL_S = 40e-6  # for one call of CUDA's virtual memory management, about what the paper gives
 
 
 class VAttentionMemory(PagedMemory):
@@ -69,7 +69,7 @@ class VAttentionMemory(PagedMemory):
         return False
 
     def mappings(self) -> dict[str, float]:
-        """What mapping took: page groups, calls on each GPU, and their seconds, which the paper hides behind compute."""
+        """What mapping took: page groups, calls on each GPU, and their seconds, which no step is charged with."""
         calls = self.num_mapped * 2 * self._num_layers
         return {"page_groups_mapped": self.num_mapped, "vmm_calls": calls, "vmm_s": calls * VMM_CALL_S}
 

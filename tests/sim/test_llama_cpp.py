@@ -382,10 +382,7 @@ class UnifiedServing(RuleBasedStateMachine):
         free = [cell for cell in range(self.memory.num_slots) if cell not in names]
         head = self.engine.waiting.head() if self.engine.waiting else None
         stranded = (
-            self.prompts is not None
-            and head is not None
-            and head.known <= len(free)
-            and not fits_run(free, head.known)
+            self.prompts is not None and head is not None and head.known <= len(free) and not fits_run(free, head.known)
         )
         names |= dict.fromkeys(free, "external" if stranded else "idle")
         largest = max((size for size in range(1, len(free) + 1) if fits_run(free, size)), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -86,8 +87,6 @@ def test_a_page_size_that_the_driver_does_not_map_is_refused() -> None:
 
 def test_the_config_derives_the_block_size_of_the_pool_from_the_page(simulate: Callable[..., Any]) -> None:
     # Llama-3.1-8B has 131,072 bytes a token: 40 GiB are 327,680 tokens, in groups of 32 tokens 10,240, of 1,024 320.
-    import json
-
     for page, block, blocks in ((64 * KIB, 32, 10_240), (2048 * KIB, 1024, 320)):
         folder = simulate(
             "engine=vattention", f"memory.page_bytes={page}", f"kv_cache_memory_bytes={40 << 30}",
@@ -98,7 +97,7 @@ def test_the_config_derives_the_block_size_of_the_pool_from_the_page(simulate: C
         assert summary["vmm_calls"] == 64 * summary["page_groups_mapped"] > 0
 
 
-# ------------------------------------------------------------------------------------------------------------ the places
+# ----------------------------------------------------------------------------------------------------------- the places
 
 
 def memory(num_groups: int, places: int = 4, deferred: bool = True, layers: int = 60) -> VAttentionMemory:
