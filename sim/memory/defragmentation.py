@@ -31,8 +31,8 @@ class Defragmentation:
     ) -> None:
         if not 0 < defrag_thold < 1:
             raise UserError(
-                f"memory.defragmentation.defrag_thold is {defrag_thold}; expected a share above 0 and below 1, or "
-                "memory/defragmentation=null for none."
+                f"memory.defragmentation.defrag_thold is {defrag_thold}; expected a share above 0 and below 1. Without "
+                "defragmentation: ~memory/defragmentation."
             )
         if max_moves < 1:
             raise UserError(f"memory.defragmentation.max_moves is {max_moves}; expected at least 1.")
