@@ -158,13 +158,21 @@ def fill(target: type[T], config: Mapping[str, Any], name: str = "") -> T:
     return target(**{option: typed(config[option], kind, names[option]) for option, kind in kinds.items()})
 
 
-def whole_number(config: DictConfig, name: str, least: int) -> int:
-    """The option with the dotted `name`, a whole number of at least `least`.
+def whole_number(config: DictConfig, name: str, least: int, **supplied: Any) -> int:
+    """The option with the dotted `name`, a whole number of at least `least`, or what a rule that stands there yields.
+
+    Args:
+        config: has the option.
+        name: of the option.
+        least: the smallest that is allowed.
+        supplied: what a rule may ask for, see `build`.
 
     Raises:
         UserError: it is missing or something else; the message names it.
     """
     value = OmegaConf.select(config, name)
+    if isinstance(value, DictConfig) and "_target_" in value:
+        value = build(value, name, **supplied)
     if not _is_number(value) or value != value // 1 or value < least:
         raise UserError(f"{name} is {value!r}; expected a whole number of at least {least}.")
     return int(value)

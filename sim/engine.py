@@ -192,6 +192,11 @@ class Engine:
                 recorder.finished(sequence, end)
             self.arrivals.ended(len(finished), end)
             self._report(recorder.metrics.num_ended, end)
+        if plan.aborted:
+            for sequence in plan.aborted:
+                recorder.aborted(sequence, end)
+            self.arrivals.ended(len(plan.aborted), end)
+            self._report(recorder.metrics.num_ended, end)
         if plan.work.num_generated:
             self._fruitless_tokens = 0
         else:

@@ -25,6 +25,7 @@ BITS: dict[str, Fraction] = {
     "int4": Fraction(33, 8),  # 4 bits each, and one 16-bit scale for 128 (AWQ and GPTQ, group size 128)
 }
 GIB = 1 << 30
+PAGE_BYTES = (64 << 10, 128 << 10, 256 << 10, 2 << 20)  # physical pages that vAttention's driver maps
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,29 @@ def kv_bytes_per_layer(model: ModelSpec, deployment: Deployment) -> int:
 def kv_bytes_per_token(model: ModelSpec, deployment: Deployment) -> int:
     """KV of one token over all layers and GPUs, bytes, if every layer were full; a replicated head counts each time."""
     return kv_bytes_per_layer(model, deployment) * model.num_layers * deployment.tensor_parallel
+
+
+def page_group_tokens(model: ModelSpec, deployment: Deployment, page_bytes: int) -> int:
+    """Tokens whose K, or V, of one layer fits into one physical page on each GPU (vAttention, arXiv 2405.04437).
+
+    K and V of every layer lie in a buffer of their own and grow together: a page for each of them is a page group, and
+    holds this many tokens. Where a token's bytes do not divide a page, the rest of the page is left empty.
+
+    Args:
+        page_bytes: 64, 128 or 256 KiB, which take the authors' driver, or 2 MiB, which CUDA's own has.
+
+    Raises:
+        UserError: another size, one that holds no token, or a model that keeps no K and V apart.
+    """
+    if page_bytes not in PAGE_BYTES:
+        sizes = ", ".join(f"{size}" for size in PAGE_BYTES)
+        raise UserError(f"memory.page_bytes is {page_bytes}; expected one of {sizes}.")
+    if model.latent_attention:
+        raise UserError(f"{model.name} keeps one latent for K and V, and vAttention a buffer for each; choose paged.")
+    tokens = page_bytes // (kv_bytes_per_layer(model, deployment) // 2)
+    if tokens < 1:
+        raise UserError(f"memory.page_bytes is {page_bytes}, which holds no token of {model.name}; take a larger one.")
+    return tokens
 
 
 def sequence_kv_bytes(model: ModelSpec, deployment: Deployment, num_tokens: int, block_size: int) -> int:

@@ -135,6 +135,7 @@ class Totals:
     completed: int = 0
     good: int = 0  # completed within the limits of goodput
     rejected: int = 0
+    aborted: int = 0
     cut_off: int = 0  # completed at the model limit, with fewer tokens than asked for
     input_tokens: int = 0
     output_tokens: int = 0
@@ -151,6 +152,7 @@ class Totals:
     blocks_swapped_in: int = 0
     swap_s: float = 0.0  # time that steps waited for the link
     blocks_copied: int = 0  # on write
+    blocks_moved: int = 0  # by defragmentation
 
 
 @dataclass(slots=True)
@@ -172,8 +174,8 @@ class Metrics:
 
     @property
     def num_ended(self) -> int:
-        """Requests that have finished or were rejected."""
-        return self.totals.completed + self.totals.rejected
+        """Requests that have finished, were rejected or aborted."""
+        return self.totals.completed + self.totals.rejected + self.totals.aborted
 
     def summary(self) -> dict[str, Any]:
         """The figures; latencies in milliseconds, everything else in SI units."""
@@ -190,7 +192,8 @@ class Metrics:
             latencies |= getattr(self, name).statistics(name)
         return {
             "completed": totals.completed,
-            "failed": totals.rejected,
+            "failed": totals.rejected + totals.aborted,
+            "aborted": totals.aborted,
             "cut_off": totals.cut_off,
             "total_input_tokens": totals.input_tokens,
             "total_output_tokens": totals.output_tokens,
@@ -218,6 +221,8 @@ class Metrics:
             "swap_s": totals.swap_s,
             "blocks_copied": totals.blocks_copied,
             "copied_bytes": totals.blocks_copied * self.block_bytes,
+            "blocks_moved": totals.blocks_moved,
+            "moved_bytes": totals.blocks_moved * self.block_bytes,
             "saved_by_sharing": whole.saved_by_sharing(),
             "max_running": self.stretches.max_running,
             "mean_running": whole.running / whole.seconds if whole.seconds else None,

@@ -96,9 +96,12 @@ class StepPlan:
             parent is a child. Sequences that share what they had in common again after a preemption are not among them:
             each goes on from its own.
         returned: whose blocks were moved back, and how many.
-        copied: how many blocks were copied for whom.
+        copied: how many blocks were copied for whom, because it writes to one that it shared.
+        moved: how many blocks were copied for whom, because they are moved to where neighbours are.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
         gained: sequences of the batch that have gained a token; known once the plan is committed.
+        aborted: sequences that have lost their blocks for good, with what they had said; known once the plan is
+            committed.
         needs: blocks that fall due in each step after the first; one entry each.
         evicted: how many of those blocks, the last ones, held a reusable prefix until then; known once the plan is
             committed, as is the next.
@@ -107,6 +110,7 @@ class StepPlan:
     """
 
     __slots__ = (
+        "aborted",
         "admitted",
         "batch",
         "copied",
@@ -115,6 +119,7 @@ class StepPlan:
         "forks",
         "gained",
         "hits",
+        "moved",
         "needs",
         "preemptions",
         "resumed",
@@ -141,8 +146,10 @@ class StepPlan:
         self.forks: Forks = NO_FORKS
         self.returned: Blocks = NO_BLOCKS
         self.copied: Blocks = NO_BLOCKS
+        self.moved: Blocks = NO_BLOCKS
         self.woken: list[Sequence] = []
         self.gained: list[Sequence] = []
+        self.aborted: tuple[Sequence, ...] = ()
         self.needs: list[int] = []
         self.evicted = 0
         self.unfilled: list[tuple[int, int]] = []
@@ -160,10 +167,11 @@ class StepPlan:
     def works(self) -> Iterator[StepWork]:
         """The sums of each step; the object yielded changes with the next."""
         work = copy(self.work)
+        tables = work.decode_blocks > 0  # else kernels look nothing up
         yield work
         for need in self.needs:
             work.decode_context += work.decode_sequences
-            work.decode_blocks += need
+            work.decode_blocks += need * tables
             work.decode_longest += 1
             yield work
 

@@ -59,8 +59,9 @@ REQUESTS = pa.schema(
         ("prompt_tokens", pa.int64()),
         ("output_tokens", pa.int64()),  # asked for, of each output
         ("priority", pa.int64()),
-        ("status", pa.string()),  # finished, rejected or unfinished
-        ("finish_reason", pa.string()),  # stop: all output; length: cut off at the model limit; else why rejected
+        ("status", pa.string()),  # finished, rejected, aborted or unfinished
+        # stop: all output; length: cut off at the model limit; else why it was rejected or aborted
+        ("finish_reason", pa.string()),
         ("first_scheduled_s", pa.float64()),
         ("first_token_s", pa.float64()),
         ("finish_s", pa.float64()),
@@ -95,18 +96,20 @@ EVENTS = pa.schema(
         ("time_s", pa.float64()),
         ("step", pa.int64()),
         # preemption; swap_out, right behind the preemption that it recovers from; swap_in; copy (of shared blocks that
-        # one of the request's sequences writes to); rejection
+        # one of the request's sequences writes to); move (of blocks to where neighbours are); rejection; abort
         ("event", pa.string()),
         ("request_id", pa.int64()),
         ("cause", pa.string()),
         ("because_of", pa.int64()),  # the request that needed the room
         ("blocks", pa.int64()),  # that were lost, moved or copied; one that several sequences share counts once
-        ("tokens", pa.int64()),  # preemption: lost, to be computed again; swap_out: kept on the host; else 0
+        # preemption: lost, to be computed again; swap_out: kept on the host; abort: generated before; else 0
+        ("tokens", pa.int64()),
     ]
 )
 
 
 EVERYTHING = Record()
+POOL_FULL = "no cell was free for its next token"
 
 
 class Recorder:
@@ -210,6 +213,13 @@ class Recorder:
         totals.cut_off += cut_off
         self._add_request(sequence, "finished", "length" if cut_off else "stop", now)
 
+    def aborted(self, sequence: Sequence, now: float) -> None:
+        """The engine has ended a request that it had no room for any more; it counts as failed."""
+        self.metrics.totals.aborted += 1
+        self._add_request(sequence, "aborted", POOL_FULL, now)
+        request_id, step = sequence.request.request_id, self.metrics.totals.steps
+        self._events.add((now, step, "abort", request_id, POOL_FULL, None, 0, sequence.generated))
+
     def unfinished(self, sequence: Sequence) -> None:
         """The run ends with this request still in the engine."""
         self._add_request(sequence, "unfinished", None, None)
@@ -275,7 +285,7 @@ class Recorder:
                 totals.prefix_hit_tokens += sequence.hit_tokens or 0
         if plan.resumed:
             totals.resume_hit_tokens += sum(hit for sequence, hit in plan.hits if sequence.preemptions)
-        if plan.copied or plan.returned:
+        if plan.copied or plan.returned or plan.moved:
             self._moved(plan, start)
         for sequence in plan.gained:
             if sequence.last_token_s is None:
@@ -299,7 +309,7 @@ class Recorder:
             self._events.add((now, totals.steps, "swap_out", victim, cause, because, blocks, preemption.tokens))
 
     def _moved(self, plan: StepPlan, now: float) -> None:
-        """Blocks that came back from the host, and those that were copied."""
+        """Blocks that came back from the host, and those that were copied or moved."""
         totals = self.metrics.totals
         for sequence, blocks in plan.returned:
             totals.swap_ins += 1
@@ -310,6 +320,10 @@ class Recorder:
             totals.blocks_copied += blocks
             request_id = sequence.request.request_id
             self._events.add((now, totals.steps, "copy", request_id, "write to a shared block", None, blocks, 0))
+        for sequence, blocks in plan.moved:
+            totals.blocks_moved += blocks
+            request_id = sequence.request.request_id
+            self._events.add((now, totals.steps, "move", request_id, "defragmentation", None, blocks, 0))
 
     def _add_step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
         work, start = plan.work, times[0]

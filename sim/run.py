@@ -21,6 +21,7 @@ from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, host_blocks, kv_bytes_per_token, model_len, pool_blocks
 from sim.link import Link, TransferTime
 from sim.memory.interface import KVMemory
+from sim.memory.vattention import VAttentionMemory
 from sim.plan import StepTimer
 from sim.progress import Progress
 from sim.recorder import Record, Recorder, Status
@@ -89,7 +90,8 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     limit = model_len(model, deployment)
     leap = typed(config.engine.leap, bool, "engine.leap")
     given = config.memory.get("num_blocks")
-    block_size = whole_number(config, "memory.block_size", 1)
+    about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
+    block_size = whole_number(config, "memory.block_size", 1, **about)
     if given is None and real is not None:
         num_blocks = real.pool_blocks(deployment, block_size)
     else:
@@ -106,7 +108,10 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     memory: KVMemory = build(
         config.memory,
         "memory",
-        ("swap_space",),
+        ("swap_space", "page_bytes"),
+        **about,
+        block_size=block_size,
+        num_layers=model.num_layers,
         num_blocks=num_blocks,
         max_model_len=limit,
         num_host_blocks=num_host_blocks,
@@ -114,7 +119,6 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     scheduler: Scheduler = build(
         config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap and real is None
     )
-    about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
     return Parts(
         **about,
         workload=_workload(config, limit),
@@ -185,6 +189,8 @@ def simulate(
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
     notices = getattr(parts.timer, "notices", [])  # what a timer had to assume
     facts = trace_facts(parts.workload) | ({"timing_notices": notices} if notices else {})
+    if isinstance(parts.memory, VAttentionMemory):
+        facts |= parts.memory.mappings()
     return facts | (real.facts() if real is not None else {})
 
 

@@ -27,7 +27,8 @@ def print_run(summary: dict[str, Any]) -> None:
     figures.add_column("value", justify="right")
     for name, value in (
         ("requests finished", f"{summary['completed']:,}"),
-        ("requests rejected", f"{summary['failed']:,}"),
+        ("requests rejected", f"{summary['failed'] - summary['aborted']:,}"),
+        *([("requests aborted, pool full", f"{summary['aborted']:,}")] if summary["aborted"] else []),
         ("requests cut off at the model limit", f"{summary['cut_off']:,}"),
         ("prompt tokens", f"{summary['total_input_tokens']:,}"),
         ("output tokens", f"{summary['total_output_tokens']:,}"),
@@ -84,6 +85,8 @@ def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time spent on swaps", _number(summary["swap_s"], "s", ",.1f")))
     if summary["blocks_copied"]:
         rows.append(("blocks copied on write", f"{summary['blocks_copied']:,}"))
+    if summary["blocks_moved"]:
+        rows.append(("blocks moved by defragmentation", f"{summary['blocks_moved']:,}"))
     if summary["saved_by_sharing"]:
         rows.append(("blocks saved by sharing", _percent(summary["saved_by_sharing"])))
     return rows

@@ -153,7 +153,7 @@ def show(config: DictConfig) -> None:
 def _capacity(config: DictConfig) -> Capacity:
     model, hardware = build(config.model, "model"), build(config.hardware, "hardware")
     deployment = fill(Deployment, config)
-    block_size = whole_number(config, "memory.block_size", 1)
+    block_size = whole_number(config, "memory.block_size", 1, model=model, deployment=deployment)
     num_blocks = None if config.memory.num_blocks is None else whole_number(config, "memory.num_blocks", 1)
     rows = whole_number(config, "scheduler.max_num_seqs", 1)
     prompt, output = whole_number(config, "request.prompt_tokens", 1), whole_number(config, "request.output_tokens", 1)

@@ -1,4 +1,7 @@
-"""Tokens that a contiguous policy sets aside for a request: the Orca variants of Kwon et al., SOSP 2023, §6.1."""
+"""Tokens that a contiguous policy sets aside for a request.
+
+The first three are the Orca variants of Kwon et al., SOSP 2023, §6.1.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +41,19 @@ class OracleReservation:
 
     def tokens(self, sequence: Sequence, max_model_len: int) -> int:
         return sequence.final
+
+
+class SlotReservation:
+    """An equal share of the pool for each slot of llama.cpp's server, whatever the request (--ctx-size / --parallel).
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: tokens in a block.
+        max_num_seqs: slots.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+        self._tokens = num_blocks // max(1, max_num_seqs) * block_size
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        return self._tokens

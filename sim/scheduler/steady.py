@@ -197,7 +197,8 @@ class SteadyDecodes:
             if len(turns) < steps:
                 turns += self._tables * (steps // size + 1)
             tables = list(chain.from_iterable(turns[:steps]))
-        self.entries += len(tables)
+        if self.entries:  # else kernels look nothing up: everyone who is steady has a block
+            self.entries += len(tables)
         self.context += steps * self.count
         return self._memory.decode(tables, steps * self.count, never_filled)
 
