@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,12 +160,9 @@ def simulate(
     recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
     env = simpy.Environment() if real is None else real.env
     try:
-        with Progress(parts.workload.num_requests) as progress, _seldom_collected():
-            arrivals = Arrivals(iter(parts.workload))
+        with Progress(parts.workload.num_requests) as progress:
             link = Link(env, parts.transfers) if real is None else None
-            engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update, link)
-            env.process(engine.serve())
-            env.run()
+            serve(parts, recorder, env, link, progress.update)
     except BaseException as error:  # whatever ends the run, what was recorded of it is kept
         stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
@@ -176,6 +173,31 @@ def simulate(
             recorder.discard()
         raise
     return _close(recorder, "complete", facts | _last_facts(parts, real), real)
+
+
+def serve(
+    parts: Parts,
+    recorder: Recorder,
+    env: simpy.Environment,
+    link: Link | None = None,
+    report: Callable[[int, float], None] = lambda requests, now: None,
+) -> None:
+    """Lets the engine serve the workload to its end.
+
+    Args:
+        parts: of the run.
+        recorder: writes down what happens.
+        env: the clock.
+        link: see `Engine`, as for the next.
+        report: told of progress.
+
+    Raises:
+        UserError: as `simulate`.
+    """
+    engine = Engine(env, Arrivals(iter(parts.workload)), parts.scheduler, parts.timer, recorder, report, link)
+    env.process(engine.serve())
+    with _seldom_collected():
+        env.run()
 
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def test_a_file_that_is_no_fit_is_one_line(tmp_path, content, message):
     path = tmp_path / "fit.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(UserError, match=r"make one with kvtwin fit\.$") as error:
+    with pytest.raises(UserError, match=r"make one with kvtwin calibrate or kvtwin fit\.$") as error:
         Fitted(str(path))
     assert message in str(error.value)
 
