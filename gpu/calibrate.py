@@ -1,8 +1,9 @@
 """Calibration: measures what steps take on this device, over a grid that a workload chooses, for `timing=fitted`.
 
-The workload is simulated with the real scheduler, memory and recorder, and the steps of the grid (`calibration_grid.py`)
-are done for real: block tables, batches and the host's work around them are those of a replay. All other steps are
-passed over, which is what makes it a matter of minutes: how long a step takes does not depend on what its context says.
+The workload is simulated with the real scheduler, memory and recorder, and the steps of the grid
+(`calibration_grid.py`) are done for real: block tables, batches and the host's work around them are those of a replay.
+All other steps are passed over, which is what makes it a matter of minutes: how long a step takes does not depend on
+what its context says.
 Each step of the grid is repeated until its median stands, and all of them in several rounds, so that a machine that is
 slow for a while does not bend the fit in one place.
 """
@@ -75,7 +76,7 @@ def calibrate(
         progress: told how many points are measured, and of how many.
 
     Raises:
-        UserError: the folder's points are of another device, model or setting; too few points; whatever a replay raises.
+        UserError: the folder's points are of another device, model or setting; too few points; what a replay raises.
     """
     options = fill(CalibrationOptions, config.calibrate, "calibrate")
     config = config.copy()

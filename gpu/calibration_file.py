@@ -144,5 +144,3 @@ def _flat(node: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
 
 def _no_calibration(path: Path, reason: str) -> UserError:
     return UserError(f"{path} holds no points of a calibration ({reason}); remove it or choose another folder.")
-
-

@@ -53,10 +53,10 @@ def this_cpu(flops_per_second: float, bandwidth: float) -> Hardware:
 
     Args:
         flops_per_second: nobody publishes it for a part of a machine; only a roofline asks.
-        bandwidth: likewise, bytes per second.
+        bandwidth: likewise, bytes per second; also to and from the host, which is the same memory.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Hardware(cpu_name(), memory, flops_per_second, bandwidth, interconnect_bandwidth=bandwidth)
+    return Hardware(cpu_name(), memory, flops_per_second, bandwidth, bandwidth, host_bandwidth=bandwidth)
 
 
 def cpu_name() -> str:

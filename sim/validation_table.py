@@ -51,7 +51,7 @@ def print_comparison(comparison: dict[str, Any]) -> None:
 
 
 def print_repetitions(comparison: dict[str, Any]) -> None:
-    """How a loop's repetitions (`gpu/loop.py`) lie apart, and whether their decisions were those that were predicted."""
+    """How a loop's repetitions (`gpu/loop.py`) lie apart, and whether their decisions were the predicted ones."""
     console = Console(width=None if sys.stdout.isatty() else 120)
     repetitions = comparison["repetitions"]
     table = Table(title=f"{len(repetitions)} replays", title_justify="left")
@@ -60,9 +60,10 @@ def print_repetitions(comparison: dict[str, Any]) -> None:
     for name, (label, scale) in BOUNDED.items():
         entry = comparison["spread"][name]
         measured, error = entry["measured"], entry["error_pct"]["of_median"]
+        values = (entry["predicted"], measured["min"], measured["median"], measured["max"])
         table.add_row(
             label,
-            *(_number(value, scale) for value in (entry["predicted"], *(measured[k] for k in ("min", "median", "max")))),
+            *(_number(value, scale) for value in values),
             f"{error:+.2f} %",
             f"{entry['bound_pct']:g} % {'kept' if entry['within'] else 'BROKEN'}",
             f"{entry['range_pct']:.2f} %",

@@ -57,8 +57,8 @@ class PrefixRepetition:
                 raise UserError(f"workload.{name} is {value}; expected a whole number of at least 1.")
         if max_model_len is not None and max_model_len - prefix_tokens < 2:
             raise UserError(
-                f"workload.prefix_tokens is {prefix_tokens}, which leaves fewer than 2 of the {max_model_len} tokens of "
-                "max_model_len to prompt and output; choose a shorter prefix."
+                f"workload.prefix_tokens is {prefix_tokens}, which leaves fewer than 2 of the {max_model_len} tokens "
+                "of max_model_len to prompt and output; choose a shorter prefix."
             )
         left = None if max_model_len is None else max_model_len - prefix_tokens
         self._rest = Synthetic(num_requests, rate, arrivals, prompt_lengths, output_lengths, seed, left)

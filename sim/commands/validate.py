@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """`kvtwin validate measured=RUN [predicted=RUN | options of kvtwin sim]`, or `experiment=cpu_loop`: Hydra's arguments."""
+    """`kvtwin validate measured=RUN [predicted=RUN | options]` or `experiment=cpu_loop`: arguments are Hydra's."""
     if {"-m", "--multirun"} & set(argv):
         raise UserError("kvtwin validate compares one run at a time; leave out -m and --multirun.")
 

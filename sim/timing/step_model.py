@@ -48,7 +48,7 @@ class StepFit:
         device: what was measured.
         versions: of the software.
         source: where the measurements are.
-        model: shape of the model that was measured (`shape_of`); empty if it is not known, and then any may use the fit.
+        model: shape of the model that was measured (`shape_of`); empty if it is not known: then any may use the fit.
     """
 
     coefficients: dict[str, float]
