@@ -1,4 +1,4 @@
-"""`kvtwin calibrate` and the loop of `kvtwin validate`: the grid, the file, what is refused, and decisions. No times."""
+"""`kvtwin calibrate` and the loop of `kvtwin validate`: grid, file, refusals and decisions. No times."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_options_out_of_range_are_one_line():
         CalibrationOptions(requests=1, points=8, rounds=1, tolerance=0, repeats=3)
 
 
-# --------------------------------------------------------------------------------------------------------- what comes out
+# ------------------------------------------------------------------------------------------------------- what comes out
 
 
 def test_points_and_timing_file_are_complete(calibration: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_killed_calibration_goes_on_where_it_was(calibration: Path, tmp_path: 
     assert keys(tmp_path) == keys(calibration)
 
 
-# -------------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------ what is refused
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def test_the_timing_file_is_for_this_model_and_device_only(calibration: Path, tm
     assert sim("tensor_parallel=2", "model.num_kv_heads=2") == 2
 
 
-# --------------------------------------------------------------------------------------------------------------- the loop
+# ------------------------------------------------------------------------------------------------------------- the loop
 
 LOOP = [
     "experiment=cpu_loop",
