@@ -11,14 +11,14 @@ slow for a while does not bend the fit in one place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import simpy
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from gpu.calibration_file import POINTS, MeasuredPoint, PointFile
 from gpu.calibration_grid import LOADS, GridPoint, Listing, choose
@@ -81,7 +81,6 @@ def calibrate(
     options = fill(CalibrationOptions, config.calibrate, "calibrate")
     config = config.copy()
     config.workload.limit = min(options.requests, config.workload.get("limit") or options.requests)
-    config.record = {"_target_": config.record["_target_"], "steps": "all", "requests": "all"}
     with TemporaryDirectory() as scratch:
         replay = make_replay(Path(scratch))
         rehearsal = _Rehearsal(config, replay, Path(scratch))
@@ -119,12 +118,11 @@ def calibrate(
 
 def _identity(config: DictConfig, replay: Replay) -> dict[str, Any]:
     """What must be the same for points to stand in one file."""
-    deployment = OmegaConf.structured(fill(Deployment, config))
     return {
         **replay.identity(),
         "model": shape_of(replay.model),
         **{name: resolved_part(config, name) for name in SETTINGS},
-        "deployment": OmegaConf.to_container(deployment),
+        "deployment": asdict(fill(Deployment, config)),
     }
 
 

@@ -44,7 +44,6 @@ SMALL = [
     "model.intermediate_size=48",
     "model.vocab_size=64",
     "max_model_len=256",
-    "memory.swap_space=0.0",
     "plots=false",
 ]
 # 12 requests of up to 60 + 30 tokens, which store 89 at their ends, in 6 blocks of 16: 72 blocks where there are 29.
@@ -213,6 +212,21 @@ def test_a_killed_calibration_goes_on_where_it_was(calibration: Path, tmp_path: 
     assert calibrate(arguments) == 0
     assert file.read_text().split("\n")[: len(before)] == before
     assert keys(tmp_path) == keys(calibration)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ["workload/sampling=parallel", "scheduler/recovery=swap", "memory.swap_space=0.01"],
+        ["workload/sampling=beam"],
+        ["engine=orca_pow2", "memory.num_blocks=400"],
+    ],
+    ids=["several outputs and swaps", "beams", "contiguous"],
+)
+def test_whatever_a_replay_does_can_be_calibrated(changed: list[str], tmp_path: Path) -> None:
+    assert calibrate([*ARGUMENTS, *changed, "workload.num_requests=6", f"hydra.run.dir={tmp_path}"]) == 0
+    assert len(keys(tmp_path)) == 24
+    assert all(point["work"]["copied_slots"] == 0 for point in lines(tmp_path)[1:])  # what moves blocks is not taken
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
