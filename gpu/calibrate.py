@@ -146,7 +146,7 @@ class _Rehearsal:
         candidates: list[GridPoint] = []
         for load in LOADS:
             listing = Listing(load)
-            self._serve(lambda *_, listing=listing: listing)  # type: ignore[misc]
+            self._serve(lambda *_, listing=listing: listing)
             candidates += listing.points
         return candidates
 
@@ -239,7 +239,7 @@ class _Sampled:
         step, self._next = self._next, self._next + 1
         if step in self._missing:
             self._measured(self._point(step, plan))
-        elif step + 1 in self._missing and plan.work.num_tokens:
+        if step + 1 in self._missing:
             self._executor.durations(plan)  # the host's work behind it counts towards the next, in the caches it leaves
         return [LOADS[self._load]]
 
@@ -255,17 +255,24 @@ class _Sampled:
             seconds.append(runs[-1].duration - runs[-1].between)
         low, middle, high = quantiles(seconds)
         on_device = [run.device for run in runs if run.device is not None]
+
+        def part(name: str) -> float:
+            return median(getattr(run, name) for run in runs)
+
         return MeasuredPoint(
-            self._round,
-            self._load,
-            step,
-            len(runs),
-            (high - low) / middle,
-            runs[0].between + middle,
-            runs[0].between,
-            *(median(getattr(run, part) for run in runs) for part in ("move", "prepare", "model", "note")),
-            median(on_device) if on_device else None,
-            self._missing[step].work,
+            round=self._round,
+            load=self._load,
+            step=step,
+            repeats=len(runs),
+            spread=(high - low) / middle,
+            duration_s=runs[0].between + middle,
+            between_s=runs[0].between,
+            move_s=part("move"),
+            prepare_s=part("prepare"),
+            model_s=part("model"),
+            note_s=part("note"),
+            device_s=median(on_device) if on_device else None,
+            work=self._missing[step].work,
         )
 
 

@@ -36,7 +36,8 @@ def _calibrate(config: DictConfig) -> None:
     from sim.timing_table import print_fit
 
     make_replay = real_engine(config, "calibrate")
-    from gpu.calibrate import POINTS, TIMING, calibrate
+    from gpu.calibrate import TIMING, calibrate
+    from gpu.calibration_file import POINTS
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     with counting("points", "choosing steps") as progress:
