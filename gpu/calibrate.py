@@ -257,7 +257,7 @@ class _Sampled:
         on_device = [run.device for run in runs if run.device is not None]
 
         def part(name: str) -> float:
-            return median(getattr(run, name) for run in runs)
+            return float(median(getattr(run, name) for run in runs))
 
         return MeasuredPoint(
             round=self._round,
