@@ -108,6 +108,11 @@ class Executor:
         log: takes down what each step took.
         said: is given each output when it is complete: its sequence, and its tokens, prompt included. Outputs of a
             request that ends with the token with which they would have forked are one.
+        shown: is given each plan before it is executed, in time that counts towards no step.
+
+    Attributes:
+        pool: as above.
+        last: what its last step took, part by part; None before the first.
     """
 
     def __init__(
@@ -119,14 +124,17 @@ class Executor:
         time: StepTime,
         log: StepLog,
         said: Callable[[Sequence, Tokens], None] | None = None,
+        shown: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self._forward = forward
-        self._pool = pool
+        self.pool = pool
+        self.last: MeasuredStep | None = None
         self._scheduler = scheduler
         self._prompts = prompts
         self._time = time
         self._log = log
         self._said = said
+        self._shown = shown
         self._tables = BlockTables(scheduler.max_num_seqs, -(-scheduler.max_model_len // pool.block_size))
         self._builder = BatchBuilder(self._tables, pool.block_size, scheduler.max_num_batched_tokens, pool.device)
         self._texts: dict[Sequence, _Text] = {}
@@ -148,17 +156,20 @@ class Executor:
             if (line := _memory_error(error)) is None:
                 raise
             raise UserError(
-                f"{self._pool.device} has no memory for a step of {plan.work.num_tokens} tokens ({line}); lower "
+                f"{self.pool.device} has no memory for a step of {plan.work.num_tokens} tokens ({line}); lower "
                 "gpu_memory_utilization, memory.num_blocks or scheduler.max_num_batched_tokens."
             ) from None
 
     def _execute(self, plan: StepPlan) -> float:
         between = self._time.begin()
+        if self._shown is not None:
+            self._shown(plan)
+            self._time.lap()  # nobody's
         self._follow_forks(plan)
         self._mark(0)
-        self._pool.swap_out(plan.swap_outs)
-        self._pool.swap_in(plan.swap_ins)
-        self._pool.copy(plan.copies)
+        self.pool.swap_out(plan.swap_outs)
+        self.pool.swap_in(plan.swap_ins)
+        self.pool.copy(plan.copies)
         moved = self._time.lap()
         sequences = self._scheduler.full_batch(plan)
         prepared = computed = 0.0
@@ -181,12 +192,8 @@ class Executor:
         self._time.end()
         seconds = between + moved + prepared + computed + noted
         device = None if got_ready else self._device_seconds()
-        self._log.add(
-            MeasuredStep(plan.work, seconds, between, moved, prepared, computed, noted, device),
-            len(plan.swap_outs),
-            len(plan.swap_ins),
-            len(plan.copies),
-        )
+        self.last = MeasuredStep(plan.work, seconds, between, moved, prepared, computed, noted, device)
+        self._log.add(self.last, len(plan.swap_outs), len(plan.swap_ins), len(plan.copies))
         return seconds
 
     def _work(self, sequence: Sequence, num_tokens: int) -> SequenceWork:

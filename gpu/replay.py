@@ -5,10 +5,8 @@ The scheduler, the memory policy and the recorder are the simulator's. Nothing h
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +25,9 @@ from gpu.pool import KVPool
 from gpu.step_log import StepLog
 from gpu.step_time import StepTime, VirtualTime, WallTime
 from gpu.tokens import PromptTokens
-from sim.hardware import Deployment
+from sim.hardware import Deployment, cpu_name
 from sim.kv_layout import GIB, ModelSpec, kv_bytes_per_token
-from sim.plan import StepTimer
+from sim.plan import StepPlan
 from sim.scheduler.base import Scheduler
 from sim.sequence import Sequence
 from workloads.errors import UserError
@@ -67,6 +65,7 @@ class Replay:
         seed: of random weights and of the tokens of prompts that are known by their length only.
         in_real_time: whether requests arrive in real time.
         said: is given each output when it is complete: its sequence and all tokens.
+        shown: is given each plan before it is executed, in time that counts towards no step.
 
     Raises:
         UserError: no such device or model, one that the engine cannot run, or no memory for it.
@@ -80,9 +79,11 @@ class Replay:
         seed: int,
         in_real_time: bool = False,
         said: Callable[[Sequence, Tokens], None] | None = None,
+        shown: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self._options = options
         self._said = said
+        self._shown = shown
         self._seed = seed
         self._device = chosen_device(options.device)
         on_gpu = self._device.type == "cuda"
@@ -133,7 +134,7 @@ class Replay:
             )
         return room // block
 
-    def timer(self, scheduler: Scheduler, num_blocks: int, num_host_blocks: int, deployment: Deployment) -> StepTimer:
+    def timer(self, scheduler: Scheduler, num_blocks: int, num_host_blocks: int, deployment: Deployment) -> Executor:
         """An executor over a new pool. Raises UserError if there is no memory for that."""
         if deployment.num_gpus > 1:
             raise UserError("the real engine runs on one device; set tensor_parallel=1 pipeline_parallel=1.")
@@ -152,16 +153,20 @@ class Replay:
             most_blocks = -(-scheduler.max_model_len // memory.block_size)
             compute = partial(self._model.forward, pool=pool)
             forward = self._graphs = GraphedDecodes(compute, scheduler.max_num_seqs, most_blocks)
-        return Executor(forward, pool, scheduler, self._prompts, self._time(), self._log, self._said)
+        return Executor(forward, pool, scheduler, self._prompts, self._time(), self._log, self._said, self._shown)
 
-    def facts(self) -> dict[str, Any]:
-        """Device, versions, and where the time went."""
-        facts: dict[str, Any] = {
+    def identity(self) -> dict[str, Any]:
+        """What its times depend on besides the model and the options: device, attention, clock and versions."""
+        return {
             "hardware": device_name(self._device),
             "attention": type(self._model.backend).__name__.removesuffix("Attention").lower(),
             "clock": "cpu" if self._uses_cpu_time else "wall",
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__} | _triton_version(),
         }
+
+    def facts(self) -> dict[str, Any]:
+        """Device, versions, and where the time went."""
+        facts = self.identity()
         if self._log is not None and self._log.steps:
             facts["step_s"] = self._log.seconds / self._log.steps
             facts["outside_model_s"] = self._log.outside_model / self._log.steps
@@ -223,11 +228,7 @@ def device_name(device: torch.device) -> str:
     """As its maker calls it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    return cpu_name()
 
 
 def _triton_version() -> dict[str, str]:

@@ -183,6 +183,12 @@ def resolved(config: DictConfig) -> str:
     return OmegaConf.to_yaml(config, resolve=True)
 
 
+def resolved_part(config: DictConfig, name: str) -> Any:
+    """One option or group with every interpolation replaced by its value, as JSON has it."""
+    value = config[name]
+    return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig | ListConfig) else value
+
+
 def typed(value: Any, annotation: Any, name: str, **supplied: Any) -> Any:
     """`value` as `annotation` wants it; `name` is what the user calls it. Whole floats such as 1e6 pass for integers.
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from collections.abc import Sequence as Listing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +26,7 @@ from sim.timing.nonnegative import Floats, nonnegative_least_squares
 from sim.timing.step_model import PARTS, StepFit
 from workloads.errors import UserError
 
+REWEIGHTINGS = 5  # after three, coefficients move by less than their noise
 FEWEST = 20  # rows: more than parts, so that the quality of the fit means something
 MOST_ROUNDS = 25
 SETTLED = 1e-4  # change of the fitted times from one round's coefficients to the next one's, relative
@@ -58,6 +61,36 @@ def fit_steps(folder: Path) -> StepFit:
         device,
         versions,
         str(path),
+    )
+
+
+def fit_points(works: Listing[StepWork], seconds: Listing[float], **about: Any) -> StepFit:
+    """The fit to steps that were chosen and measured one by one (`kvtwin calibrate`).
+
+    Shares of a step's time are fitted, not seconds: a short step counts as much as a long one. They are shares of the
+    fitted time (quasi-likelihood, McCullagh and Nelder, *Generalized Linear Models*, 1989, ch. 9), because shares of
+    the measured one would give most weight to the rows that noise has made short.
+
+    Args:
+        works: what each step computed.
+        seconds: how long it took.
+        about: what the fit should say of itself: `device`, `versions`, `source` and `model` of `StepFit`.
+
+    Raises:
+        UserError: too few steps.
+    """
+    if len(works) < FEWEST:
+        raise UserError(f"{len(works)} steps were measured; at least {FEWEST} are needed. Take a larger workload.")
+    rows, durations = np.array([_sums(work) for work in works]), np.array(seconds)
+    scale = durations
+    for _ in range(REWEIGHTINGS):
+        coefficients = nonnegative_least_squares(rows / scale[:, None], durations / scale)
+        scale = np.maximum(rows @ coefficients, durations / 10)  # never 0
+    return StepFit(
+        dict(zip(PARTS, coefficients.tolist(), strict=True)),
+        dict(zip(PARTS, rows.max(axis=0).tolist(), strict=True)),
+        _quality(rows @ coefficients, durations),
+        **about,
     )
 
 

@@ -5,7 +5,11 @@ Nothing is computed here. What fits is `kv_layout.py`'s business, how long it ta
 
 from __future__ import annotations
 
+import os
+import platform
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from workloads.errors import UserError
 
@@ -42,6 +46,26 @@ class Hardware:
         for key in ("memory_bytes", "flops_per_second", "bandwidth", "interconnect_bandwidth", "host_bandwidth"):
             if (value := getattr(self, key)) is not None and value <= 0:
                 raise UserError(f"hardware {self.name}: {key} is {getattr(self, key)}; expected a number above 0.")
+
+
+def this_cpu(flops_per_second: float, bandwidth: float) -> Hardware:
+    """The processor at hand, under the name that it gives itself, with the machine's memory.
+
+    Args:
+        flops_per_second: nobody publishes it for a part of a machine; only a roofline asks.
+        bandwidth: likewise, bytes per second; also to and from the host, which is the same memory.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Hardware(cpu_name(), memory, flops_per_second, bandwidth, bandwidth, host_bandwidth=bandwidth)
+
+
+def cpu_name() -> str:
+    """As its maker calls it, or if nothing says that, its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -52,6 +54,30 @@ class Progress:
     ) -> None:
         if self._visible:
             self._bar.stop()
+
+
+@contextmanager
+def counting(what: str, first: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that is counted.
+
+    Args:
+        what: is counted.
+        first: what the bar says before anything is.
+
+    Yields:
+        To be called with how many are done, and of how many.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total, description=what)
 
 
 class SweepProgress(threading.Thread):

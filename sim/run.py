@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ class Parts:
     hardware: Hardware
     deployment: Deployment
     workload: Workload
+    concurrency: int | None  # requests in flight at most
     memory: KVMemory
     scheduler: Scheduler
     timer: StepTimer
@@ -122,6 +123,7 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     return Parts(
         **about,
         workload=_workload(config, limit),
+        concurrency=typed(config.workload.get("concurrency"), int | None, "workload.concurrency"),
         memory=memory,
         scheduler=scheduler,
         timer=real.timer(scheduler, num_blocks, num_host_blocks, deployment)
@@ -153,7 +155,6 @@ def simulate(
     parts = assemble(config, real, timer)
     record: Record = build(config.record, "record")
     promised: ServiceLevel = build(config.goodput, "goodput")
-    concurrency: int | None = typed(config.workload.get("concurrency"), int | None, "workload.concurrency")
     with suppress(OSError):
         (folder / "summary.json").unlink()  # of an earlier run into the same folder: it is no longer true
     write_text(folder / "config.yaml", resolved(config))
@@ -168,12 +169,9 @@ def simulate(
     recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
     env = simpy.Environment() if real is None else real.env
     try:
-        with Progress(parts.workload.num_requests) as progress, _seldom_collected():
-            arrivals = _arrivals(parts.workload, concurrency)
+        with Progress(parts.workload.num_requests) as progress:
             link = Link(env, parts.transfers) if real is None else None
-            engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, progress.update, link)
-            env.process(engine.serve())
-            env.run()
+            serve(parts, recorder, env, link, progress.update)
     except BaseException as error:  # whatever ends the run, what was recorded of it is kept
         stopped: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         try:
@@ -184,6 +182,32 @@ def simulate(
             recorder.discard()
         raise
     return _close(recorder, "complete", facts | _last_facts(parts, real), real)
+
+
+def serve(
+    parts: Parts,
+    recorder: Recorder,
+    env: simpy.Environment,
+    link: Link | None = None,
+    report: Callable[[int, float], None] = lambda requests, now: None,
+) -> None:
+    """Lets the engine serve the workload to its end.
+
+    Args:
+        parts: of the run.
+        recorder: writes down what happens.
+        env: the clock.
+        link: see `Engine`, as for the next.
+        report: told of progress.
+
+    Raises:
+        UserError: as `simulate`.
+    """
+    arrivals = _arrivals(parts.workload, parts.concurrency)
+    engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, report, link)
+    env.process(engine.serve())
+    with _seldom_collected():
+        env.run()
 
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:

@@ -17,6 +17,11 @@ RATES = {
     "output_throughput": "token/s",
     "total_token_throughput": "token/s",
 }
+BOUNDED = {
+    "output_throughput": ("output throughput (token/s)", 1.0),
+    "median_tpot": ("median TPOT (ms)", 1e3),
+    "p99_ttft": ("p99 TTFT (s)", 1.0),
+}
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
@@ -43,6 +48,36 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     console.print(table)
     if comparison["requests_of_one_only"]:
         console.print(f"{comparison['requests_of_one_only']:,} requests were served in one of the runs only.")
+
+
+def print_repetitions(comparison: dict[str, Any]) -> None:
+    """How a loop's repetitions (`gpu/loop.py`) lie apart, and whether their decisions were the predicted ones."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    repetitions = comparison["repetitions"]
+    table = Table(title=f"{len(repetitions)} replays", title_justify="left")
+    for column in ("", "predicted", "measured: min", "median", "max", "error of the median", "bound", "lie apart by"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, (label, scale) in BOUNDED.items():
+        entry = comparison["spread"][name]
+        measured, error = entry["measured"], entry["error_pct"]["of_median"]
+        values = (entry["predicted"], measured["min"], measured["median"], measured["max"])
+        table.add_row(
+            label,
+            *(_number(value, scale) for value in values),
+            f"{error:+.2f} %",
+            f"{entry['bound_pct']:g} % {'kept' if entry['within'] else 'BROKEN'}",
+            f"{entry['range_pct']:.2f} %",
+        )
+    console.print(table)
+    steps = repetitions[0]["decisions"]["predicted"]["steps"]
+    console.print(f"steps: {steps['predicted']:,} predicted, {steps['measured']:,} measured")
+    for kind, label in (("predicted", "as predicted"), ("with_measured_times", "as with the measured times")):
+        unequal = [one for one in repetitions if not one["decisions"][kind]["equal"]]
+        said = "equal in every step and block"
+        if unequal:
+            at = min(one["decisions"][kind]["first_difference"] for one in unequal)
+            said = f"DIFFERENT in {len(unequal)} of {len(repetitions)} replays, first in step {at:,}"
+        console.print(f"decisions {label}: {said}")
 
 
 def _cells(entry: Figure, scale: float = 1.0) -> tuple[str, str, str]:

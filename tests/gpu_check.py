@@ -1,7 +1,8 @@
 """Everything that needs a GPU, in under eight minutes: `make gpu-check`.
 
-Kernels against float64; the benchmark, with launches tuned on the way; the first requests of a public trace as they
-came, and the first 2,000 as fast as an 8B-shaped model takes them. What is worth keeping goes to
+Kernels against float64; the benchmark, with launches tuned on the way; the loop of calibration, prediction and replay
+on an 8B-shaped model; the first requests of a public trace as they came, and the first 2,000 as fast as that model
+takes them. What is worth keeping goes to
 `results/reference/<device>/`, step by step, so that a step that fails leaves those before it. Steps share what time is
 left; one that is not done by then is interrupted, as by Ctrl-C, and counts as failed.
 
@@ -36,6 +37,18 @@ SHORTER = (  # axes of the benchmark that take no longer than there is time
     "bench.head_dims=[128]",
     "bench.precisions=[bfloat16,fp8]",
 )
+ON_GPU = (  # the loop of calibration, prediction and replay, on a model that a GPU has work with
+    "gpu.device=cuda",
+    "hardware=h200-141gb",
+    "model=llama-3.1-8b",
+    "max_model_len=4096",
+    "memory.num_blocks=6000",  # 12 GiB: 96,000 slots for 256 requests of up to 1,100 tokens, so the pool runs dry
+    "scheduler.max_num_seqs=256",
+    "scheduler.max_num_batched_tokens=2048",
+    "workload.num_requests=400",
+    "workload.prompt_lengths.high=800",
+    "workload.output_lengths.high=250",
+)
 STOP_S = 20.0  # what a step that is interrupted may take to write down what it has
 
 
@@ -58,24 +71,28 @@ class Step:
     most_s: float
 
 
-def steps(runs: Path, trace: Path | None) -> Iterator[Step]:
+def steps(runs: Path, trace: Path | None, device: str) -> Iterator[Step]:
     """All steps in order, each to be done before the next is asked for.
 
     Args:
         runs: the folder in which each gets its own.
         trace: an Azure trace; None leaves the replays out.
+        device: the GPU as its driver calls it.
     """
     pytest = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "8", "tests/gpu/test_on_gpu.py")
     yield Step("kernels", pytest, runs / "kernels", (), 120.0)
     bench = runs / "bench"
     measure = (KVTWIN, "bench", *SHORTER, "bench.tune=true", "bench.budget=160", f"hydra.run.dir={bench}")
     yield Step("bench", measure, bench, ("bench.json", "tuning.json", "*.png"), 200.0)
+    tuning = bench / "tuning.json"
+    tuned = (f"gpu.tuning={tuning}",) if tuning.is_file() else ()
+    loop = runs / "loop"
+    validate = (KVTWIN, "validate", "experiment=cpu_loop", *ON_GPU, f"hardware.name='{device}'", *tuned)
+    kept = ("validation.json", "*.png", "calibration/timing.json", "calibration/points.jsonl")
+    yield Step("loop", (*validate, f"hydra.run.dir={loop}"), loop, kept, 150.0)
     if trace is None:
         return
-    tuning = bench / "tuning.json"
-    replay = [KVTWIN, "replay", "workload=azure", f"workload.path={trace}", "model=llama-3.1-8b"]
-    if tuning.is_file():
-        replay.append(f"gpu.tuning={tuning}")
+    replay = [KVTWIN, "replay", "workload=azure", f"workload.path={trace}", "model=llama-3.1-8b", *tuned]
     for name, options in (
         ("replay_300", ("replay.limit=300",)),
         ("replay_2000_at_once", ("replay.limit=2000", "replay.time_scale=0.001")),
@@ -144,9 +161,10 @@ def main(arguments: list[str]) -> int:
 
     if not trace.is_file():
         print("replay: left out; there is no trace beside the repository (python -m tests.gpu_check TRACE.csv)")
-    device = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    device = torch.cuda.get_device_name()
+    folder = REFERENCE / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     with TemporaryDirectory() as runs:
-        failed = check(steps(Path(runs), trace.resolve() if trace.is_file() else None), REFERENCE / device)
+        failed = check(steps(Path(runs), trace.resolve() if trace.is_file() else None, device), folder)
     if failed:
         print(f"gpu-check: failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

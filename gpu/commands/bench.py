@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +101,9 @@ def measure_into(
         versions: what it says of the software.
     """
     from gpu.bench.session import Session
+    from sim.progress import counting
 
-    with _progress() as progress:
+    with counting("cases", "tuning and first cases") as progress:
         session = Session(options, bench, progress)
         try:
             session.run()
@@ -139,18 +138,3 @@ def _write(
     except OSError as error:
         raise cannot_write(folder, error) from None
     return found, written
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows how many cases are done; nothing unless stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("tuning and first cases", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total, description="cases")

@@ -33,16 +33,14 @@ def _fit(config: DictConfig) -> None:
     from sim.config import typed
     from sim.fitting import fit_steps
     from sim.point import MEASURED
-    from sim.timing.step_model import PARTS, write_fit
+    from sim.timing.step_model import write_fit
+    from sim.timing_table import print_fit
 
     measured = Path(typed(config.measured, str, "measured")).expanduser()
     folder = Path(HydraConfig.get().runtime.output_dir)
     fit = fit_steps(measured) if (measured / MEASURED).exists() else _fit_requests(config, measured, folder)
     write_fit(folder / "fit.json", fit)
-    for part, coefficient in fit.coefficients.items():
-        print(f"{part:<22}{coefficient:.4g} {PARTS[part][1]}")
-    quality = fit.quality
-    print(f"R² {quality['r2']:.4f}, mean error {quality['mean_abs_error_pct']:.2f} %, {quality['rows']:,} rows")
+    print_fit(fit)
     print(f"written to {folder / 'fit.json'}; use it with timing=fitted timing.path={folder / 'fit.json'}")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """`kvtwin validate measured=RUN [predicted=RUN | options of kvtwin sim]`: arguments are Hydra's."""
+    """`kvtwin validate measured=RUN [predicted=RUN | options]` or `experiment=cpu_loop`: arguments are Hydra's."""
     if {"-m", "--multirun"} & set(argv):
         raise UserError("kvtwin validate compares one run at a time; leave out -m and --multirun.")
 
@@ -31,6 +31,9 @@ def _validate(config: DictConfig) -> None:
     from sim.validation import compare
 
     folder = Path(HydraConfig.get().runtime.output_dir)
+    if config.get("loop") is not None:
+        _loop(config, folder)
+        return
     measured = read_served(Path(typed(config.measured, str, "measured")).expanduser())
     given = typed(config.predicted, str | None, "predicted")
     predicted = read_served(_predict(config, folder) if given is None else Path(given).expanduser())
@@ -38,6 +41,27 @@ def _validate(config: DictConfig) -> None:
     write_json(folder / "validation.json", comparison)
     figures = _draw(config, folder, predicted, measured)
     _print(comparison, folder, figures)
+
+
+def _loop(config: DictConfig, folder: Path) -> None:
+    """Calibrates, predicts, replays and compares, as the config's `loop` does it."""
+    from sim.config import build
+    from sim.files import write_json
+    from sim.served import read_served
+    from sim.validation_table import print_repetitions
+
+    comparison = build(config.loop, "loop").run(config, folder, _facts())
+    write_json(folder / "validation.json", comparison)
+    figures = _draw(config, folder, *(read_served(Path(comparison[side])) for side in ("predicted", "measured")))
+    _print(comparison, folder, figures)
+    print_repetitions(comparison)
+
+
+def _facts() -> dict[str, Any]:
+    from hydra.core.hydra_config import HydraConfig
+
+    choices = HydraConfig.get().runtime.choices
+    return {group: choices[group] for group in ("engine", "model", "hardware", "workload", "timing")}
 
 
 def _predict(config: DictConfig, folder: Path) -> Path:
@@ -49,8 +73,7 @@ def _predict(config: DictConfig, folder: Path) -> Path:
     choices = HydraConfig.get().runtime.choices
     if choices["workload"] != "recorded_run":
         raise UserError("measured= is no recorded run with settings of its own; give the prediction as predicted=RUN.")
-    facts: dict[str, Any] = {group: choices[group] for group in ("engine", "model", "hardware", "workload", "timing")}
-    summary = simulate(config, folder / "predicted", facts)
+    summary = simulate(config, folder / "predicted", _facts())
     for notice in summary.get("timing_notices", ()):
         print(f"note: {notice}")
     return folder / "predicted"

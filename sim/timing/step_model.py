@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files import write_json
+from sim.kv_layout import ModelSpec
 from workloads.errors import UserError
 
 FORMAT = "kvtwin step fit 1"
@@ -24,6 +25,16 @@ PARTS: dict[str, tuple[str | None, str]] = {
     "decode_context_token": ("decode_context", "s/KV token"),
     "decode_block": ("decode_blocks", "s/block"),
 }
+SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "dtype",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class StepFit:
         device: what was measured.
         versions: of the software.
         source: where the measurements are.
+        model: shape of the model that was measured (`shape_of`); empty if it is not known: then any may use the fit.
     """
 
     coefficients: dict[str, float]
@@ -45,6 +57,14 @@ class StepFit:
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     source: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+def shape_of(model: ModelSpec) -> dict[str, Any]:
+    """What the work of a step depends on, and the name; two models of one shape take the same time."""
+    shape = {name: getattr(model, name) for name in ("name", *SHAPE)}
+    experts = model.experts
+    return shape | {"experts": None if experts is None else [experts.num_experts, experts.experts_per_token]}
 
 
 def write_fit(path: Path, fit: StepFit) -> None:
@@ -59,7 +79,7 @@ def read_fit(path: Path) -> StepFit:
     Raises:
         UserError: no such file, another format, or a coefficient that is missing, negative or no number.
     """
-    remedy = "make one with kvtwin fit"
+    remedy = "make one with kvtwin calibrate or kvtwin fit"
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -82,6 +102,7 @@ def read_fit(path: Path) -> StepFit:
         str(content.get("device", "")),
         _part(content, "versions"),
         str(content.get("source", "")),
+        _part(content, "model"),
     )
 
 

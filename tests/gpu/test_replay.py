@@ -259,6 +259,29 @@ def test_tokens_are_those_of_generate(
         assert outputs[request.request_id] == [[*prompt.tolist(), *expected]] * num_outputs
 
 
+def test_whoever_is_shown_the_plans_takes_time_from_no_step(
+    monkeypatch: pytest.MonkeyPatch, weights: Path, trace: Trace, tmp_path: Path
+) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    def shown(plan: Any) -> None:
+        seen.append(plan.work.num_tokens)
+        now[0] += 1e6
+
+    monkeypatch.setattr(time, "thread_time", clock)
+    seen: list[int] = []
+    small = [f"gpu.weights={weights}", "max_model_len=64", "memory.num_blocks=60", "memory.swap_space=0.01"]
+    config = composed(*small, *trace([(0.0, 20, 4), (0.1, 9, 3)]))
+    simulate(config, tmp_path, {}, Replay(GpuOptions(**config.gpu), None, tmp_path, 0, shown=shown))
+    measured = pd.read_parquet(tmp_path / "measured.parquet")
+    assert seen == list(measured["num_tokens"])
+    assert measured["duration_s"].max() < 20  # the clock is read a few times a step, a second each
+
+
 # ------------------------------------------------------------------------------------------------------------ wall time
 
 

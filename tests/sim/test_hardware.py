@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,24 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from sim.config import build, fill
-from sim.hardware import Deployment, Hardware
+from sim.hardware import Deployment, Hardware, cpu_name
 from workloads.errors import UserError
 
 CONF = Path(__file__).parents[2] / "conf"
-GPUS = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
+GPUS = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml") if path.stem != "cpu")
 
 
 def load(group: str, name: str) -> Any:
     node = OmegaConf.load(CONF / group / f"{name}.yaml")
     assert isinstance(node, DictConfig)
     return build(node, group)
+
+
+def test_the_cpu_has_the_name_that_it_gives_itself_and_the_machines_memory() -> None:
+    cpu = load("hardware", "cpu")
+    assert isinstance(cpu, Hardware)
+    assert cpu.name == cpu_name() != ""
+    assert cpu.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("name", GPUS)
