@@ -116,6 +116,11 @@ class Scheduler(ABC):
         return max_steps
 
     @property
+    def _watermark_counts(self) -> bool:
+        """Whether an admission now has to leave the watermark free: while others run (vLLM v1)."""
+        return bool(self.running)
+
+    @property
     def max_num_seqs(self) -> int:
         """Most sequences in the running queue."""
         return self._max_num_seqs
@@ -301,7 +306,7 @@ class Scheduler(ABC):
         """The waiting head gets its hit and room for `tokens` more, and runs; False if there is no room."""
         sequence = self.waiting.head()
         hit_tokens = len(hit) * self.memory.block_size
-        if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=bool(self.running)):
+        if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=self._watermark_counts):
             return False
         self.waiting.pop()
         self._line_up(sequence)
@@ -377,7 +382,7 @@ class Scheduler(ABC):
                 shares.append(self._tokens_for(sequence, min(cap, left)))
                 left -= shares[-1]
             goals = [sequence.computed + tokens for sequence, tokens in zip(sequences, shares, strict=True)]
-            pairs = self.memory.swap_in(sequences, goals, others_run=bool(self.running))
+            pairs = self.memory.swap_in(sequences, goals, others_run=self._watermark_counts)
             if pairs is None:
                 break
             self._swapped.pop(0)
