@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from sim.recorded_settings import RUNS
 from sim.validation import Figure, figure
@@ -102,7 +102,7 @@ def simulate_runs(config: DictConfig, runs: Iterable[MeasuredRun]) -> Iterator[d
     from sim.run import simulate
 
     for run in runs:
-        of_run = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+        of_run = config.copy()
         with open_dict(of_run), TemporaryDirectory() as folder:
             of_run.memory.num_blocks = run.num_gpu_blocks
             of_run.workload.num_requests = run.num_requests
@@ -137,15 +137,15 @@ def abs_errors(compared: Iterable[dict[str, Any]], count: str) -> list[float]:
 
 def _run(row: dict[str, str], where: str) -> MeasuredRun:
     try:
-        integers = {name: int(row[name]) for name in INTEGERS}
-        seconds = {name: float(row[name]) for name in SECONDS}
+        figures: dict[str, Any] = {name: int(row[name]) for name in INTEGERS}
+        figures |= {name: float(row[name]) for name in SECONDS}
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {error}; expected numbers in {', '.join((*INTEGERS, *SECONDS))}.") from None
-    for name, value in (integers | seconds).items():
+    for name, value in figures.items():
         least = 0 if name in (*COUNTS, "max_running_sampled") else 1e-9
         if not value >= least:
             raise UserError(f"{where}: {name} is {value}; expected a number {'above' if least else 'of at least'} 0.")
-    return MeasuredRun(cell=row["cell"], model=row["model"], **integers, **seconds)
+    return MeasuredRun(cell=row["cell"], model=row["model"], **figures)
 
 
 def _compared(run: MeasuredRun, summary: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def print_sweep_comparison(comparison: dict[str, Any]) -> None:
         table.add_column("worst", justify="right")
     for (model, prompt, output), group in workloads_of(runs).items():
         pools = [run["num_gpu_blocks"] for run in group]
-        table.add_row(model, f"{prompt} + {output}", str(len(group)), f"{min(pools):,} to {max(pools):,}", *_cells(group))
+        table.add_row(
+            model, f"{prompt} + {output}", str(len(group)), f"{min(pools):,} to {max(pools):,}", *_cells(group)
+        )
     table.add_section()
     table.add_row("all", "", str(len(runs)), "", *_cells(runs))
     console.print(table)

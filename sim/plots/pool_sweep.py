@@ -27,9 +27,9 @@ def pool_sweep_figure(comparison: dict[str, Any]) -> Figure:
     models = sorted({key[0] for key in groups})
     figure = new_figure(1.5 + 3.1 * len(lengths), 5.6)
     axes = figure.subplots(len(COUNTS), len(lengths), sharex="col", squeeze=False)
-    for (model, *pair), group in groups.items():
+    for (model, prompt, output), group in groups.items():
         pools = [run["num_gpu_blocks"] for run in group]
-        marker, column = MARKERS[models.index(model) % len(MARKERS)], lengths.index(tuple(pair))
+        marker, column = MARKERS[models.index(model) % len(MARKERS)], lengths.index((prompt, output))
         for row, count in enumerate(COUNTS):
             ax = axes[row, column]
             ours, theirs = (
@@ -53,7 +53,7 @@ def pool_sweep_figure(comparison: dict[str, Any]) -> Figure:
         lower.set_xlabel("pool (blocks, log scale)")
         label_log_axis(lower.xaxis, *lower.get_xlim())
         for row, count in enumerate(COUNTS):
-            axes[row, column].set_ylim(bottom=0)
+            axes[row, column].set_ylim(0, 1.1 * max(line.get_ydata().max() for line in axes[row, column].lines))
             axes[row, 0].set_ylabel(LABELS[count])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     axes[0, -1].legend(handles, labels, loc="best")

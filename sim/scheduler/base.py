@@ -375,7 +375,7 @@ class Scheduler(ABC):
         while self._swapped and budget > 0:
             first = self._swapped[0]
             sequences = first.together
-            if not self._seats_for(first.request.num_outputs):
+            if not self._may_come_back(first):
                 break
             shares, left = [], budget
             for sequence in sequences:
@@ -397,6 +397,10 @@ class Scheduler(ABC):
                     plan.batch.append((sequence, tokens))
             budget = left
         return budget
+
+    def _may_come_back(self, first: Sequence) -> bool:
+        """Whether a request that is swapped out may run, if the memory has room for it."""
+        return self._seats_for(first.request.num_outputs)
 
     def _seats_for(self, num_sequences: int) -> bool:
         return len(self.running) + self._seats_kept + num_sequences <= self._max_num_seqs

@@ -88,9 +88,6 @@ class PrefillFirst(Scheduler):
         self._decode(plan)
         if self._swapped and not plan.preemptions:
             self._bring_back(plan, self._budget, self._budget - plan.steady - sum(tokens for _, tokens in plan.batch))
-            if plan.returned:  # the queue stays in order of arrival; v0 sorts it before each decode
-                self.running = dict.fromkeys(sorted(self.running, key=attrgetter("order")))
-                self._others = dict.fromkeys(sorted(self._others, key=attrgetter("order")))
 
     def _prefill(self, plan: StepPlan) -> None:
         """The waiting head, again and again, with all its tokens; if it cannot go, nobody behind it does."""
@@ -136,26 +133,41 @@ class PrefillFirst(Scheduler):
         Returns:
             False if they had to go themselves.
         """
-        need = sum(
-            max(1, self.memory.missing_blocks(sequence, sequence.computed + self._tokens_for(sequence, budget)))
-            for sequence in first.together
-        )
+        need = 1
+        if first.group is not None:
+            goals = [(one, one.computed + self._tokens_for(one, budget)) for one in first.together]
+            need = sum(max(1, self.memory.missing_blocks(one, goal)) for one, goal in goals)
         while self.memory.num_free_blocks < need:
             self._make_room(plan, because=first)
             if first not in self.running:
                 return False
         return True
 
+    def _may_come_back(self, first: Sequence) -> bool:
+        """Blocks for what it has, one more for each sequence, and the watermark."""
+        blocks = {block for sequence in first.together for block in self._paged.host_table(sequence)}
+        need = len(blocks) + len(first.together) + self._paged.watermark_blocks
+        return need <= self.memory.num_free_blocks and super()._may_come_back(first)
+
     def _line_up(self, first: Sequence) -> None:
-        order = first.order
+        """Puts a request where it belongs by its arrival, as v0 sorts the running queue before each decode.
+
+        Nearly always that is the end. But while somebody is swapped out, who arrived before may wait to be computed
+        again.
+        """
+        order, is_last = first.order, not self.running or next(reversed(self.running)).order < first.order
         super()._line_up(first)
         for place, sequence in enumerate(first.together):
             sequence.order = order + place
+        if not is_last:
+            self.running = dict.fromkeys(sorted(self.running, key=attrgetter("order")))
+            self._others = dict.fromkeys(sorted(self._others, key=attrgetter("order")))
 
     def _reason_to_reject(self, sequence: Sequence) -> str | None:
         """It must be able to come back, however many tokens it has then, and to decode up to its last one."""
         reason = super()._reason_to_reject(sequence)
-        spare = max(self._paged.watermark_blocks, sequence.request.num_outputs)
+        outputs, watermark = sequence.request.num_outputs, self._paged.watermark_blocks
+        spare = outputs + watermark if self._recovery.swaps(outputs) else max(outputs, watermark)
         most, blocks = self._paged.most_blocks(sequence), self._paged.num_usable_blocks
         if reason is None and most + spare > blocks:
             return f"needs {most} blocks at its end and {spare} left free, the pool has {blocks}"
