@@ -155,6 +155,24 @@ def test_the_latest_arrival_goes_though_it_was_back_first() -> None:
     assert step(scheduler) == ("B1", "C", "C", "")
 
 
+def test_nobody_is_swapped_in_in_a_step_that_preempts() -> None:
+    # 14 blocks of 4: A 4 tokens, B 20, the group C 4 for both, so 1 + 5 + 1. The next ones take 1 + 1 + 2: 3 are left.
+    scheduler = engine(14, host=10)
+    arrive(scheduler, "A", 4, 20)
+    arrive(scheduler, "B", 20, 16)
+    arrive(scheduler, "C", 4, 9, ParallelSampling(2))
+    for _ in range(5):
+        step(scheduler)
+    # In steps 6, 10 and 14, A and B begin a block each. In the first of them 1 is left for C, which goes with 3 blocks
+    # and would need 5 of the 4, then 2, then 0 that are free.
+    assert step(scheduler) == ("A1 B1", "C", "C", "")
+    for _ in range(7, 15):
+        assert step(scheduler) == ("A1 B1", "", "C", "")
+    # For A's 18th token B goes, which holds 9 blocks. They would do for C, but it comes back one step later.
+    assert step(scheduler) == ("A1", "B", "CB", "")
+    assert step(scheduler) == ("A1 C1 C1", "", "B", "")
+
+
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
