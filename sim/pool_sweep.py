@@ -5,11 +5,11 @@ blocks. The public one is of vLLM 0.5.0 (the v0 engine), recorded for arXiv 2508
 `recorded_settings.py`. All requests wait from the start, so counts depend on lengths and the pool alone, not on how
 long a step takes; times are not compared.
 
-Two columns are not what their names say, and that can be seen in the table itself.
+Two columns are not what their names say; how they were found out, and what speaks for it, is in `docs/accuracy.md`.
 
-- `output_tokens` counts the generated text, tokenized once more, as that benchmark did; text that begins with a line
-  break gets a token more than the engine had generated. How many it streamed follows from two means of one row: time
-  per output token divides the same seconds by the one count, inter-token latency by the other.
+- `output_tokens` counts the generated text, tokenized once more, as that benchmark did; that may be a token more than
+  the engine had generated. How many it streamed follows from two means of one row: time per output token divides the
+  same seconds by the one count, inter-token latency by the other.
 - `tokens_recomputed` counts every token of a victim, its last one included, whose KV had not been computed yet.
 """
 
