@@ -2,6 +2,7 @@
 
 A block count that the engine logged is taken from there: a wrong one is a larger error than a wrong timer. Where the
 file is silent, the engine's defaults hold: blocks of 16 tokens, prefix caching, asynchronous scheduling (vLLM 0.19).
+A sweep over pool sizes has no such file; its settings stand here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ from workloads.errors import UserError
 
 META = "meta.json"
 PROFILE = "profile"  # the folder with the kernel tables
+RUNS = "runs.csv"  # of a pool sweep (`pool_sweep.py`), which says nothing of its engine: these are the public one's
+SWEEP_SETTINGS = {
+    "engine": "vllm_v0",
+    "model": "llama-2-7b",  # of no account, as the hardware: the pool is given in blocks, and no time is compared
+    "hardware": "h100-80gb",
+    "workload": "synthetic",
+    "workload/arrivals": "all_at_once",
+    "timing": "constant",
+    "max_model_len": "4096",
+    "scheduler.max_num_seqs": "4096",
+    "record.steps": "none",
+    "record.requests": "none",
+}
 
 
 def recorded_settings(folder: Path) -> dict[str, str]:
@@ -56,19 +70,30 @@ def recorded_settings(folder: Path) -> dict[str, str]:
     return {key: _spelled(value) for key, value in options.items() if value is not None}
 
 
+def is_pool_sweep(path: Path) -> bool:
+    """Whether a folder holds a sweep over pool sizes."""
+    return (path / RUNS).is_file()
+
+
 def with_settings(argv: list[str]) -> list[str]:
     """The arguments, and behind `measured=` those under which the recorded run was made that it names.
 
-    Nothing is added if it names another kind of run, or if the prediction is there already, as `predicted=`.
+    The same for a pool sweep. Nothing is added if it names another kind of run, or if the prediction is there already,
+    as `predicted=`.
 
     Raises:
         UserError: as `recorded_settings`, or its model or hardware has no config of its own and the user gives none.
     """
     given = {key: value for key, _, value in (word.partition("=") for word in argv)}
     measured = Path(given.get("measured", "").strip("'\"")).expanduser()
-    if given.get("predicted", "null") != "null" or not (measured / META).is_file():
+    if given.get("predicted", "null") != "null":
         return argv
-    settings = recorded_settings(measured)
+    if is_pool_sweep(measured):
+        settings = SWEEP_SETTINGS
+    elif (measured / META).is_file():
+        settings = recorded_settings(measured)
+    else:
+        return argv
     for group in ("model", "hardware"):
         if group not in settings and group not in given:
             raise UserError(f"no file of conf/{group} fits what {measured / META} says; give {group}=NAME.")

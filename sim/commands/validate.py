@@ -1,4 +1,4 @@
-"""Compare a predicted run with a measured one, request by request."""
+"""Compare a predicted run with a measured one, request by request, or a sweep of pools by what was counted."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def _validate(config: DictConfig) -> None:
 
     from sim.config import typed
     from sim.files import write_json
+    from sim.recorded_settings import is_pool_sweep
     from sim.served import read_served
     from sim.validation import compare
 
@@ -34,8 +35,14 @@ def _validate(config: DictConfig) -> None:
     if config.get("loop") is not None:
         _loop(config, folder)
         return
-    measured = read_served(Path(typed(config.measured, str, "measured")).expanduser())
+    path = Path(typed(config.measured, str, "measured")).expanduser()
     given = typed(config.predicted, str | None, "predicted")
+    if is_pool_sweep(path):
+        if given is not None:
+            raise UserError("measured= is a pool sweep, of which every run is predicted here; leave out predicted=.")
+        _validate_sweep(config, folder, path)
+        return
+    measured = read_served(path)
     predicted = read_served(_predict(config, folder) if given is None else Path(given).expanduser())
     comparison = compare(predicted, measured)
     write_json(folder / "validation.json", comparison)
@@ -62,6 +69,25 @@ def _facts() -> dict[str, Any]:
 
     choices = HydraConfig.get().runtime.choices
     return {group: choices[group] for group in ("engine", "model", "hardware", "workload", "timing")}
+
+
+def _validate_sweep(config: DictConfig, folder: Path, path: Path) -> None:
+    """Predicts every run of a pool sweep and compares what was counted."""
+    from sim.config import typed
+    from sim.files import write_json
+    from sim.pool_sweep import compare_runs, read_runs, simulate_runs
+    from sim.pool_sweep_table import print_sweep_comparison
+
+    runs = read_runs(path)
+    comparison = compare_runs(path, runs, simulate_runs(config, runs))
+    write_json(folder / "validation.json", comparison)
+    figures: list[Path] = []
+    if typed(config.plots, bool, "plots"):
+        from sim.plots.pool_sweep import draw_pool_sweep
+
+        figures = draw_pool_sweep(comparison, folder)
+    print_sweep_comparison(comparison)
+    print(f"written to {folder}: validation.json, {len(figures)} figures")
 
 
 def _predict(config: DictConfig, folder: Path) -> Path:

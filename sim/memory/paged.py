@@ -68,7 +68,7 @@ class PagedMemory:
         self.holders = Holders()
         self.prefix = PrefixCache(block_size, self.holders) if prefix_caching else None
         self.host = HostPool(num_host_blocks)
-        self._watermark_blocks = int(watermark * num_blocks)
+        self.watermark_blocks = int(watermark * num_blocks)
         self._free = list(
             range(num_blocks - 1, num_reserved_blocks - 1, -1)
         )  # the front of the free list is at the end
@@ -104,10 +104,18 @@ class PagedMemory:
 
     def never_fits(self, sequence: Sequence) -> str | None:
         """Says so if the blocks that its request may hold at its end are more than the pool has."""
-        need = self._most_blocks(sequence)
+        need = self.most_blocks(sequence)
         if need <= self.num_usable_blocks:
             return None
         return f"needs {need} blocks of {self.block_size} at its end, the pool has {self.num_usable_blocks}"
+
+    def most_blocks(self, sequence: Sequence) -> int:
+        """Blocks that its request holds at its end if its sequences share nothing but the full blocks of the prompt."""
+        most = self._blocks_for(sequence.final - 1)
+        if sequence.group is None:
+            return most
+        common = sequence.request.prompt_tokens // self.block_size
+        return common + sequence.group.width * (most - common)
 
     def table_entries(self, sequence: Sequence) -> int:
         """One for each block that holds a token."""
@@ -120,7 +128,7 @@ class PagedMemory:
     def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
         """Rules 13 and 14: room is what is free, less hit blocks that stand in the free list, less the watermark."""
         taken_by_hit = self.prefix.num_without_holder(hit) if self.prefix and hit else 0
-        watermark = self._watermark_blocks if others_run else 0
+        watermark = self.watermark_blocks if others_run else 0
         if self._blocks_for(room_for) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
             return False
         if self.prefix:
@@ -270,8 +278,8 @@ class PagedMemory:
         for sequence, tokens, table in zip(sequences, num_tokens, tables, strict=True):
             copies = host_blocks[table[-1]] > 1 and self._empty_in_last(sequence) > 0
             need += max(1, self._blocks_for(tokens) - len(table) + copies)
-        need = min(need, self._most_blocks(sequences[0]))
-        if need + (self._watermark_blocks if others_run else 0) > self.num_free_blocks:
+        need = min(need, self.most_blocks(sequences[0]))
+        if need + (self.watermark_blocks if others_run else 0) > self.num_free_blocks:
             return None
         block = dict(zip(host_blocks, self._take(len(host_blocks)), strict=True))
         seen: set[int] = set()
@@ -315,14 +323,6 @@ class PagedMemory:
 
     def _beyond_end(self, sequence: Sequence) -> int:
         return max(0, len(sequence.blocks) * self.block_size - (sequence.final - 1))
-
-    def _most_blocks(self, sequence: Sequence) -> int:
-        """Blocks that its request holds at its end if its sequences share nothing but the full blocks of the prompt."""
-        most = self._blocks_for(sequence.final - 1)
-        if sequence.group is None:
-            return most
-        common = sequence.request.prompt_tokens // self.block_size
-        return common + sequence.group.width * (most - common)
 
     def _empty_in_last(self, sequence: Sequence) -> int:
         """Slots that its last block has room for, as far as it is computed."""

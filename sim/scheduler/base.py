@@ -116,6 +116,11 @@ class Scheduler(ABC):
         return max_steps
 
     @property
+    def _watermark_counts(self) -> bool:
+        """Whether an admission now has to leave the watermark free: while others run (vLLM v1)."""
+        return bool(self.running)
+
+    @property
     def max_num_seqs(self) -> int:
         """Most sequences in the running queue."""
         return self._max_num_seqs
@@ -301,7 +306,7 @@ class Scheduler(ABC):
         """The waiting head gets its hit and room for `tokens` more, and runs; False if there is no room."""
         sequence = self.waiting.head()
         hit_tokens = len(hit) * self.memory.block_size
-        if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=bool(self.running)):
+        if not self.memory.admit(sequence, hit, hit_tokens + tokens, room_for, others_run=self._watermark_counts):
             return False
         self.waiting.pop()
         self._line_up(sequence)
@@ -370,14 +375,14 @@ class Scheduler(ABC):
         while self._swapped and budget > 0:
             first = self._swapped[0]
             sequences = first.together
-            if not self._seats_for(first.request.num_outputs):
+            if not self._may_come_back(first):
                 break
             shares, left = [], budget
             for sequence in sequences:
                 shares.append(self._tokens_for(sequence, min(cap, left)))
                 left -= shares[-1]
             goals = [sequence.computed + tokens for sequence, tokens in zip(sequences, shares, strict=True)]
-            pairs = self.memory.swap_in(sequences, goals, others_run=bool(self.running))
+            pairs = self.memory.swap_in(sequences, goals, others_run=self._watermark_counts)
             if pairs is None:
                 break
             self._swapped.pop(0)
@@ -392,6 +397,10 @@ class Scheduler(ABC):
                     plan.batch.append((sequence, tokens))
             budget = left
         return budget
+
+    def _may_come_back(self, first: Sequence) -> bool:
+        """Whether a request that is swapped out may run, if the memory has room for it."""
+        return self._seats_for(first.request.num_outputs)
 
     def _seats_for(self, num_sequences: int) -> bool:
         return len(self.running) + self._seats_kept + num_sequences <= self._max_num_seqs
