@@ -1,4 +1,8 @@
-"""Tokens that a contiguous policy sets aside for a request: the Orca variants of Kwon et al., SOSP 2023, §6.1."""
+"""Tokens that a policy sets aside for a request at its admission.
+
+The first three are the Orca variants of Kwon et al., SOSP 2023, §6.1; the last is what an engine can know that goes by
+what the client allows, as TGI does.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +42,10 @@ class OracleReservation:
 
     def tokens(self, sequence: Sequence, max_model_len: int) -> int:
         return sequence.final
+
+
+class LimitReservation:
+    """The prompt and the output that the client allows, but for its last token, which is never stored: TGI."""
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        return sequence.limit(max_model_len) - 1
