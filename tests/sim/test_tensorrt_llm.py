@@ -251,3 +251,59 @@ def test_the_presets_serve(simulate: Simulate, policy: str) -> None:
     folder = simulate(f"engine=tensorrt_llm_{policy}", "workload=synthetic", "workload.num_requests=50")
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["completed"], summary["block_size"]) == ("complete", 50, 32)
+
+
+# ----------------------------------------------------------------------------------------------------------- experiment
+
+
+@pytest.fixture(scope="module")
+def points(simulate: Simulate) -> Callable[[str, int, str], dict[str, float]]:
+    """The summary of a point of the experiment, with 200 requests: policy, blocks, what clients allow."""
+
+    def summary(policy: str, blocks: int, allowed: str) -> dict[str, float]:
+        options = [f"engine=tensorrt_llm_{policy}", f"memory.num_blocks={blocks}", f"workload.max_tokens={allowed}"]
+        folder = simulate("experiment=tensorrt_llm_policies", "workload.num_requests=200", *options)
+        values: dict[str, float] = json.loads((folder / "summary.json").read_text())
+        assert values["completed"] == 200
+        return values
+
+    return summary
+
+
+Points = Callable[[str, int, str], dict[str, float]]
+
+
+def test_without_pressure_the_policies_are_the_same(points: Points) -> None:
+    figures = [
+        {
+            name: value
+            for name, value in points(policy, 10000, allowed).items()
+            if name not in ("engine", "request_rate")
+        }
+        for policy in ("no_evict", "max_utilization")
+        for allowed in ("null", "2048")
+    ]
+    assert figures[0]["preemptions"] == 0
+    assert all(other == figures[0] for other in figures[1:])
+
+
+def test_under_pressure_one_queues_and_the_other_pauses(points: Points) -> None:
+    queues, pauses = points("no_evict", 500, "null"), points("max_utilization", 500, "null")
+    assert queues["preemptions"] == queues["tokens_recomputed"] == 0
+    assert pauses["preemptions"] > 0
+    assert pauses["tokens_recomputed"] > 0
+    assert pauses["mean_running"] > queues["mean_running"]
+    assert pauses["mean_waiting"] < queues["mean_waiting"]
+    # What is computed again shows in the tokens of all steps; reuse takes some of it off.
+    assert pauses["scheduled_tokens"] > queues["scheduled_tokens"]
+
+
+def test_only_no_evict_cares_what_clients_allow(points: Points) -> None:
+    # NVIDIA/TensorRT-LLM#1012, #2866: few run though memory is free. 2,048 allowed and 161 of prompt are 69 blocks of 500.
+    modest, huge = points("no_evict", 500, "null"), points("no_evict", 500, "2048")
+    assert huge["mean_running_saturated"] < 0.6 * modest["mean_running_saturated"]
+    assert huge["mean_running_saturated"] < 500 / 65
+    assert huge["share_used"] < modest["share_used"]
+    assert huge["output_throughput"] < modest["output_throughput"]
+    for name in ("output_throughput", "preemptions", "mean_running"):
+        assert points("max_utilization", 500, "null")[name] == points("max_utilization", 500, "2048")[name]
