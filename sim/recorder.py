@@ -117,13 +117,21 @@ class Recorder:
         block_size: slots in a block.
         record: which rows to keep.
         looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
+        streams: whether a client gets each token when it is there. Otherwise all come with the last one: then that is
+            the time of the first token too, and further tokens have no time of their own.
 
     Attributes:
         next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
     """
 
     def __init__(
-        self, folder: Path, num_slots: int, block_size: int, record: Record = EVERYTHING, looks_up: bool = True
+        self,
+        folder: Path,
+        num_slots: int,
+        block_size: int,
+        record: Record = EVERYTHING,
+        looks_up: bool = True,
+        streams: bool = True,
     ) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots)
@@ -131,6 +139,7 @@ class Recorder:
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
         self._block_size = block_size
         self._looks_up = looks_up
+        self._streams = streams
         self._sample_interval_s = record.sample_interval_s
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
         self._tables: list[Table] = []
@@ -167,7 +176,7 @@ class Recorder:
         start, end, repeat = times[0], times[-1], len(times) - 1
         moved = self._within_leap(plan, times) if repeat > 1 else UNMOVED
         metrics.stretches.add(end - start, occupancy, running, waiting, moved)
-        if plan.steady:  # they had their last token at the end of the step before
+        if plan.steady and self._streams:  # they had their last token at the end of the step before
             metrics.itl.add_intervals(times, plan.steady)
         if plan.woken or plan.preemptions:
             self._disturbed(plan, start)
@@ -183,11 +192,13 @@ class Recorder:
         """A request has got its last token; of several outputs, all have, and times per token are those of one."""
         request, metrics, totals = sequence.request, self.metrics, self.metrics.totals
         generated = sequence.generated
+        if not self._streams:
+            sequence.first_token_s = now
         assert sequence.first_token_s is not None
         metrics.ttft.add(sequence.first_token_s - request.arrival_s)
         metrics.e2el.add(now - request.arrival_s)
         metrics.normalized.add((now - request.arrival_s) / generated)
-        if generated > 1:  # as in vllm bench serve: one token has no time per further token
+        if generated > 1 and self._streams:  # as in vllm bench serve: one token has no time per further token
             metrics.tpot.add((now - sequence.first_token_s) / (generated - 1))
         metrics.last_finish_s = now
         totals.completed += 1
@@ -264,7 +275,7 @@ class Recorder:
             totals.resume_hit_tokens += sum(hit for sequence, hit in plan.hits if sequence.preemptions)
         if plan.copied or plan.returned:
             self._moved(plan, start)
-        for sequence in plan.gained:
+        for sequence in plan.gained if self._streams else ():
             if sequence.last_token_s is None:
                 sequence.first_token_s = end
             else:

@@ -132,6 +132,11 @@ class Scheduler(ABC):
         return self._recovery.swaps(2)
 
     @property
+    def streams_tokens(self) -> bool:
+        """Whether a client gets each token when it is there, and not all of them when the last one is."""
+        return True
+
+    @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
         return not self.running and not self.waiting

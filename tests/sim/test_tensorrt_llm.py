@@ -90,8 +90,8 @@ def test_a_huge_limit_keeps_others_waiting_though_memory_is_free() -> None:
 
 
 def test_a_hit_that_others_hold_is_not_needed_again() -> None:
-    # Blocks of 2, limits of 6, 3 blocks each. A holds 2 full blocks of its prompt and may take 1 more. B begins with the
-    # same 4 tokens: 2 of its 3 are there, and 1 and A's 1 have to be free. Without reuse it would be 3 and 1.
+    # Blocks of 2, limits of 6, 3 blocks each. A holds 2 full blocks of its prompt and may take 1 more. B begins with
+    # the same 4 tokens: 2 of its 3 are there, and 1 and A's 1 have to be free. Without reuse it would be 3 and 1.
     ids = TokenIds((1, 2, 3, 4, 5))
     both = [Request(0, 0.0, 4, 2, prompt=ids), Request(1, 0.0, 5, 1, prompt=ids)]
     for blocks, caching, first_step in [(4, True, "A4 B1"), (3, True, "A4"), (5, False, "A4"), (6, False, "A4 B5")]:
@@ -299,7 +299,7 @@ def test_under_pressure_one_queues_and_the_other_pauses(points: Points) -> None:
 
 
 def test_only_no_evict_cares_what_clients_allow(points: Points) -> None:
-    # NVIDIA/TensorRT-LLM#1012, #2866: few run though memory is free. 2,048 allowed and 161 of prompt are 69 blocks of 500.
+    # NVIDIA/TensorRT-LLM#1012, #2866: few run though memory is free. 2,048 allowed tokens alone are 64 of 500 blocks.
     modest, huge = points("no_evict", 500, "null"), points("no_evict", 500, "2048")
     assert huge["mean_running_saturated"] < 0.6 * modest["mean_running_saturated"]
     assert huge["mean_running_saturated"] < 500 / 65

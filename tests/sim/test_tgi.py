@@ -18,6 +18,7 @@ from test_tiny_cases import State, check, letters, request
 from sim.memory.paged import PagedMemory
 from sim.memory.reservation import LimitReservation
 from sim.recorder import Record
+from sim.scheduler.base import Scheduler
 from sim.scheduler.queues import Fcfs
 from sim.scheduler.tgi import TextGenerationInference
 from workloads.errors import UserError
@@ -43,7 +44,7 @@ def tgi(usable: int, prefill: int = 64, ratio: float = 0.3, patience: int = 20) 
     )
 
 
-def batches(engine: TextGenerationInference, arrivals: dict[int, list[Request]], steps: int) -> list[str]:
+def batches(engine: Scheduler, arrivals: dict[int, list[Request]], steps: int) -> list[str]:
     """Who computes how many tokens in each step; `arrivals` says who joins before which, the first being 1."""
     seen = []
     for number in range(1, steps + 1):
