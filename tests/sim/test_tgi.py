@@ -138,7 +138,7 @@ options = st.fixed_dictionaries(
     {
         "max_num_seqs": st.integers(1, 8),
         "max_num_batched_tokens": st.sampled_from([30, 48]),
-        "waiting_served_ratio": st.sampled_from([0.0, 0.3, 1.2]),
+        "waiting_served_ratio": st.sampled_from([0.0, 0.3, 1.2, 3.0]),
         "max_waiting_tokens": st.integers(1, 7),
     }
 )
@@ -162,6 +162,20 @@ def test_a_run_that_leaps_equals_one_that_steps(requests, blocks, block_size, ru
         engine = TextGenerationInference(memory, LIMIT, Fcfs(), leap=leap, **rules)
         runs.append(observed(memory, engine, requests, Record()))  # type: ignore[arg-type]
     assert_same(*runs)
+
+
+def test_a_leap_ends_when_few_have_waited_long_enough() -> None:
+    # As above, E alone: of A to D's decodes only those up to max_waiting_tokens may be one leap.
+    four = [Request(number, 0.0, 1, 30) for number in range(4)]
+    runs = []
+    for leap in (True, False):
+        memory = pool(100)
+        engine = TextGenerationInference(memory, 64, Fcfs(), waiting_served_ratio=0.5, max_waiting_tokens=9, leap=leap)
+        runs.append(observed(memory, engine, [*four, Request(4, 0.35, 2, 9)], Record()))  # type: ignore[arg-type]
+    assert_same(*runs)
+    # A step takes a little over 0.1 s: the prefill and 8 decodes, which is 9 tokens, and then E.
+    (joined,) = (row["first_scheduled_s"] for row in runs[0]["requests"] if row["request_id"] == 4)
+    assert sum(row["repeat"] for row in runs[0]["steps"] if row["start_s"] < joined) == 9
 
 
 def test_leaps_do_happen_while_somebody_waits_for_room() -> None:
