@@ -116,7 +116,7 @@ class Replay:
         return self._model.spec
 
     def pool_blocks(self, deployment: Deployment, block_size: int) -> int:
-        """What the GPU has left of `gpu_memory_utilization` beside the weights; the rest is for a step's activations.
+        """What the shares for KV leave on the GPU beside the weights; the rest is for a step's activations.
 
         Raises:
             UserError: on a CPU, whose memory others use too, or if nothing is left.
@@ -124,13 +124,18 @@ class Replay:
         if self._device.type != "cuda":
             raise UserError("memory.num_blocks is null, which leaves it to the GPU's memory; on a CPU give a number.")
         free, total = torch.cuda.mem_get_info(self._device)
-        room = int(free - (1 - deployment.gpu_memory_utilization) * total)
+        fraction = deployment.free_gpu_memory_fraction
+        if fraction is None:
+            share = f"gpu_memory_utilization={deployment.gpu_memory_utilization}"
+            room = int(free - (1 - deployment.gpu_memory_utilization) * total)
+        else:
+            share = f"free_gpu_memory_fraction={fraction}"
+            room = int(fraction * free)
         block = kv_bytes_per_token(self.model, deployment) * block_size
         if room < block:
             raise UserError(
                 f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free on {self._device} beside the weights, which "
-                f"gpu_memory_utilization={deployment.gpu_memory_utilization} leaves no block of; raise it or choose a "
-                "smaller model."
+                f"{share} leaves no block of; raise it or choose a smaller model."
             )
         return room // block
 

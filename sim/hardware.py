@@ -70,13 +70,16 @@ def cpu_name() -> str:
 
 @dataclass(frozen=True)
 class Deployment:
-    """How a model is spread over GPUs and what it may take of each; the names are vLLM's engine arguments.
+    """How a model is spread over GPUs and what it may take of each; the names are vLLM's engine arguments,
+    and TensorRT-LLM's for the share of what is free.
 
     Args:
         tensor_parallel: GPUs that share every layer.
         pipeline_parallel: stages of consecutive layers.
         gpu_memory_utilization: share of a GPU's *total* memory for weights, KV and everything else.
-        kv_cache_memory_bytes: bytes of KV on each GPU, taken literally; None leaves it to `gpu_memory_utilization`.
+        free_gpu_memory_fraction: share for KV of what weights and everything else leave *free* of a GPU's memory, in
+            place of `gpu_memory_utilization`; None leaves it to that.
+        kv_cache_memory_bytes: bytes of KV on each GPU, taken literally; None leaves it to the two shares.
         non_kv_memory_bytes: bytes on each GPU that hold neither weights nor KV; None is `kv_layout.non_kv_bytes`.
         kv_cache_dtype: one of `KV_DTYPES`; `auto` is the model's own.
         max_model_len: longest sequence, prompt and output together, in tokens; None is the model's own limit.
@@ -88,6 +91,7 @@ class Deployment:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     gpu_memory_utilization: float = 0.9
+    free_gpu_memory_fraction: float | None = None
     kv_cache_memory_bytes: int | None = None
     non_kv_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"
@@ -109,6 +113,9 @@ class Deployment:
             raise UserError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; expected a share above 0 and at most 1."
             )
+        fraction = self.free_gpu_memory_fraction
+        if fraction is not None and not 0 < fraction <= 1:
+            raise UserError(f"free_gpu_memory_fraction is {fraction}; expected a share above 0 and at most 1, or null.")
         if self.kv_cache_dtype not in KV_DTYPES:
             raise UserError(f"kv_cache_dtype is {self.kv_cache_dtype}; expected one of {', '.join(KV_DTYPES)}.")
 

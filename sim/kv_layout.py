@@ -424,16 +424,19 @@ def _kv_room(model: ModelSpec, hardware: Hardware, deployment: Deployment, stage
     """Bytes for KV on a GPU of `stage`."""
     if deployment.kv_cache_memory_bytes is not None:
         return deployment.kv_cache_memory_bytes
-    usable = int(hardware.memory_bytes * deployment.gpu_memory_utilization)
+    of_free = deployment.free_gpu_memory_fraction
+    share = deployment.gpu_memory_utilization if of_free is None else 1.0
+    usable = int(hardware.memory_bytes * share)
     room = usable - stage.weight_bytes - others
     if room < 0:
+        means = f"gpu_memory_utilization={share}" if of_free is None else "all of its memory"
         raise UserError(
             f"{model.name} does not fit on {deployment.num_gpus} x {hardware.name}: {stage.weight_bytes / GIB:.1f} GiB "
             f"of weights and {others / GIB:.1f} GiB besides exceed {usable / GIB:.1f} GiB "
-            f"(gpu_memory_utilization={deployment.gpu_memory_utilization}) by {-room / GIB:.1f} GiB on each GPU; "
+            f"({means}) by {-room / GIB:.1f} GiB on each GPU; "
             f"raise tensor_parallel or pipeline_parallel, or take larger hardware."
         )
-    return room
+    return room if of_free is None else int(room * of_free)
 
 
 def model_len(model: ModelSpec, deployment: Deployment) -> int:

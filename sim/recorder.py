@@ -122,6 +122,8 @@ class Recorder:
         record: which rows to keep.
         looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
         promised: what a request must meet to count for goodput.
+        streams: whether a client gets each token when it is there. Otherwise all come with the last one: then that is
+            the time of the first token too, and further tokens have no time of their own.
 
     Attributes:
         next_sample_s: when the next sampled row of the steps table is due; infinity if none is sampled.
@@ -135,6 +137,7 @@ class Recorder:
         record: Record = EVERYTHING,
         looks_up: bool = True,
         promised: ServiceLevel = NO_LIMITS,
+        streams: bool = True,
     ) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots, counts_good=promised.promises)
@@ -143,6 +146,7 @@ class Recorder:
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
         self._block_size = block_size
         self._looks_up = looks_up
+        self._streams = streams
         self._sample_interval_s = record.sample_interval_s
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
         self._tables: list[Table] = []
@@ -179,7 +183,7 @@ class Recorder:
         start, end, repeat = times[0], times[-1], len(times) - 1
         moved = self._within_leap(plan, times) if repeat > 1 else UNMOVED
         metrics.stretches.add(end - start, occupancy, running, waiting, moved)
-        if plan.steady:  # they had their last token at the end of the step before
+        if plan.steady and self._streams:  # they had their last token at the end of the step before
             metrics.itl.add_intervals(times, plan.steady)
         if plan.woken or plan.preemptions:
             self._disturbed(plan, start)
@@ -195,12 +199,14 @@ class Recorder:
         """A request has got its last token; of several outputs, all have, and times per token are those of one."""
         request, metrics, totals = sequence.request, self.metrics, self.metrics.totals
         generated = sequence.generated
+        if not self._streams:
+            sequence.first_token_s = now
         assert sequence.first_token_s is not None
         ttft, e2el, tpot = sequence.first_token_s - request.arrival_s, now - request.arrival_s, None
         metrics.ttft.add(ttft)
         metrics.e2el.add(e2el)
         metrics.normalized.add(e2el / generated)
-        if generated > 1:  # as in vllm bench serve: one token has no time per further token
+        if generated > 1 and self._streams:  # as in vllm bench serve: one token has no time per further token
             tpot = (now - sequence.first_token_s) / (generated - 1)
             metrics.tpot.add(tpot)
         if metrics.counts_good:
@@ -287,7 +293,7 @@ class Recorder:
             totals.resume_hit_tokens += sum(hit for sequence, hit in plan.hits if sequence.preemptions)
         if plan.copied or plan.returned or plan.moved:
             self._moved(plan, start)
-        for sequence in plan.gained:
+        for sequence in plan.gained if self._streams else ():
             if sequence.last_token_s is None:
                 sequence.first_token_s = end
             else:

@@ -165,7 +165,8 @@ def simulate(
         "max_model_len": parts.scheduler.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(model, parts.deployment),
     }
-    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes, promised)
+    streams = parts.scheduler.streams_tokens
+    recorder = Recorder(folder, memory.num_slots, memory.block_size, record, memory.caches_prefixes, promised, streams)
     recorder.metrics.block_bytes = memory.block_size * kv_bytes_per_token(model, parts.deployment)
     env = simpy.Environment() if real is None else real.env
     try:

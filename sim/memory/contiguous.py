@@ -52,6 +52,7 @@ class ContiguousMemory:
         self._charge_rounding_to_external = charge_rounding_to == "external"
         self._computed = 0  # tokens stored, summed over the live sequences
         self._to_fill = 0  # slots they will have filled at their end, summed
+        self._retired: set[Sequence] = set()  # have finished, but hold their regions
         self._rounding = 0  # slots their regions hold beyond their reservations, summed
 
     @property
@@ -125,10 +126,19 @@ class ContiguousMemory:
     def complete(self, sequence: Sequence) -> None:
         """A full region is nothing to note."""
 
-    def release(self, sequence: Sequence) -> None:
-        """Frees the region."""
+    def retire(self, sequence: Sequence) -> None:
+        """The sequence has finished, but holds its region until it is released: all of that is internal from now on."""
         self._computed -= sequence.computed
         self._to_fill -= sequence.final - 1
+        self._retired.add(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the region."""
+        if sequence in self._retired:
+            self._retired.remove(sequence)
+        else:
+            self._computed -= sequence.computed
+            self._to_fill -= sequence.final - 1
         self._rounding -= self._rounding_of(sequence)
         self._allocator.free(sequence.blocks)
         sequence.blocks = []

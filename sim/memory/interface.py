@@ -102,7 +102,7 @@ class KVMemory(Protocol):
         """
 
     def complete(self, sequence: Sequence) -> None:
-        """Takes note that the sequence has filled the last block of its table."""
+        """Takes note that the sequence has just filled a block."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes back all that the sequence holds; its block table is empty afterwards."""

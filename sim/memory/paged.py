@@ -18,6 +18,7 @@ from sim.memory.holders import Holders
 from sim.memory.host import HostPool
 from sim.memory.interface import Occupancy
 from sim.memory.prefix import PrefixCache
+from sim.memory.reservation import Reservation
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
@@ -37,6 +38,9 @@ class PagedMemory:
         prefix_caching: keep full blocks for reuse by content after their sequence has gone.
         num_reserved_blocks: blocks with the lowest ids that are never handed out; vLLM v1 keeps block 0.
         num_host_blocks: blocks of host memory for sequences that are swapped out.
+        reservation: tokens to take blocks for at admission, so that a table never grows; None: it grows as it is
+            filled. Tables that are longer than what is in them are not shared.
+        max_model_len: most tokens of one request; of use to the reservation only.
 
     Raises:
         UserError: a size that leaves no block to hand out, or a watermark outside [0, 1).
@@ -50,6 +54,8 @@ class PagedMemory:
         prefix_caching: bool = True,
         num_reserved_blocks: int = 1,
         num_host_blocks: int = 0,
+        reservation: Reservation | None = None,
+        max_model_len: int = 0,
     ) -> None:
         if block_size < 1:
             raise UserError(f"memory.block_size is {block_size}; expected a whole number of at least 1.")
@@ -69,6 +75,8 @@ class PagedMemory:
         self.prefix = PrefixCache(block_size, self.holders) if prefix_caching else None
         self.host = HostPool(num_host_blocks)
         self.watermark_blocks = int(watermark * num_blocks)
+        self._reservation = reservation
+        self._max_model_len = max_model_len
         self._free = list(
             range(num_blocks - 1, num_reserved_blocks - 1, -1)
         )  # the front of the free list is at the end
@@ -111,15 +119,17 @@ class PagedMemory:
 
     def most_blocks(self, sequence: Sequence) -> int:
         """Blocks that its request holds at its end if its sequences share nothing but the full blocks of the prompt."""
-        most = self._blocks_for(sequence.final - 1)
+        most = self._blocks_for(
+            self._reservation.tokens(sequence, self._max_model_len) if self._reservation else sequence.final - 1
+        )
         if sequence.group is None:
             return most
         common = sequence.request.prompt_tokens // self.block_size
         return common + sequence.group.width * (most - common)
 
     def table_entries(self, sequence: Sequence) -> int:
-        """One for each block that holds a token."""
-        return self._blocks_for(sequence.computed)
+        """One for each block that it holds."""
+        return len(sequence.blocks)
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Rule 5; nothing is hit without prefix caching."""
@@ -129,11 +139,12 @@ class PagedMemory:
         """Rules 13 and 14: room is what is free, less hit blocks that stand in the free list, less the watermark."""
         taken_by_hit = self.prefix.num_without_holder(hit) if self.prefix and hit else 0
         watermark = self.watermark_blocks if others_run else 0
-        if self._blocks_for(room_for) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
+        reserved = self._reservation.tokens(sequence, self._max_model_len) if self._reservation else 0
+        if self._blocks_for(max(room_for, reserved)) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
             return False
         if self.prefix:
             self.prefix.hold(sequence, hit)
-        sequence.blocks = hit + self._take(self._blocks_for(num_tokens) - len(hit))
+        sequence.blocks = hit + self._take(self._blocks_for(max(num_tokens, reserved)) - len(hit))
         if self.prefix:
             self.prefix.register(sequence, len(hit), num_tokens)
         self._computed += num_tokens
@@ -184,7 +195,7 @@ class PagedMemory:
     def complete(self, sequence: Sequence) -> None:
         """Registers the block (rule 4)."""
         if self.prefix:
-            full = len(sequence.blocks)
+            full = sequence.computed // self.block_size
             self.prefix.register(sequence, full - 1, full * self.block_size)
 
     def release(self, sequence: Sequence) -> None:
@@ -208,7 +219,7 @@ class PagedMemory:
     @property
     def can_share(self) -> bool:
         """Any block may stand in several tables."""
-        return True
+        return self._reservation is None
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> None:
         """Each block of the parent's gets as many more holders (§4.4); nothing is copied yet."""

@@ -1,6 +1,7 @@
-"""Tokens that a contiguous policy sets aside for a request.
+"""Tokens that a policy sets aside for a request at its admission.
 
-The first three are the Orca variants of Kwon et al., SOSP 2023, §6.1.
+The first three are the Orca variants of Kwon et al., SOSP 2023, §6.1; the others say whose
+they are.
 """
 
 from __future__ import annotations
@@ -57,3 +58,10 @@ class SlotReservation:
 
     def tokens(self, sequence: Sequence, max_model_len: int) -> int:
         return self._tokens
+
+
+class LimitReservation:
+    """The prompt and the output that the client allows, but for its last token, which is never stored: TGI."""
+
+    def tokens(self, sequence: Sequence, max_model_len: int) -> int:
+        return sequence.limit(max_model_len) - 1

@@ -1,7 +1,8 @@
 """The latency figure of a run: the share of requests that were served within a given time.
 
 The three latencies are those of `vllm bench serve`: TTFT from arrival to the first token, TPOT the mean time of each
-token after the first (so only for requests of two or more), E2E from arrival to the last token.
+token after the first (so only for requests of two or more that do not come all at once), E2E from arrival to the last
+token.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def latencies(finished: pd.DataFrame) -> dict[str, Floats]:
     """TTFT, TPOT and E2E latency in seconds, one value a request that has one, by title."""
     arrival, first, finish = (finished[key].to_numpy(np.float64) for key in ("arrival_s", "first_token_s", "finish_s"))
     further = finished["generated_tokens"].to_numpy(np.int64) - 1
-    several = further > 0
+    several = (further > 0) & (finish > first)  # where all come at once, no token is later than the first
     return {
         "TTFT: to the first token": first - arrival,
         "TPOT: for each further token": (finish - first)[several] / further[several],

@@ -58,6 +58,7 @@ class Scheduler(ABC):
     """
 
     _spare_blocks = 0  # that must be free after a step in which everyone decodes
+    _serves_several_outputs = True  # of one request, which share its prompt
 
     def __init__(
         self,
@@ -136,6 +137,11 @@ class Scheduler(ABC):
         return self._recovery.swaps(2)
 
     @property
+    def streams_tokens(self) -> bool:
+        """Whether a client gets each token when it is there, and not all of them when the last one is."""
+        return True
+
+    @property
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
         return not self.running and not self.waiting
@@ -147,9 +153,14 @@ class Scheduler(ABC):
             Its sequence, and why it was turned away instead, or None.
 
         Raises:
-            UserError: it asks for several outputs, and the memory cannot share their prompt.
+            UserError: it asks for several outputs, and the policy has none or the memory cannot share their prompt.
         """
         sequence = Sequence.of(request, self.max_model_len)
+        if sequence.group is not None and not self._serves_several_outputs:
+            raise UserError(
+                f"request {request.request_id} asks for {request.num_outputs} outputs of one prompt, which this engine "
+                "serves as that many requests; leave workload.sampling out."
+            )
         if sequence.group is not None and not self.memory.can_share:
             raise UserError(
                 f"request {request.request_id} asks for {request.num_outputs} outputs of one prompt, which contiguous "
@@ -275,6 +286,17 @@ class Scheduler(ABC):
         """Every steady sequence computes a token; there is a free block for each that needs one."""
         plan.steady = self._steady.count
         self._steady.schedule()
+
+    def _decode_everyone(self, plan: StepPlan) -> None:
+        """Everyone who runs computes a token: under policies that have room for it for sure."""
+        if self._steady.count and not self._others:
+            self._go_on(plan)
+            return
+        if self._steady.count:  # others were let in before some of them, and get their blocks before them
+            self._wake(plan)
+        for sequence in self._others:
+            taken = self._take(plan, sequence, 1)
+            assert taken, "an admission has promised room that is not there"
 
     def _wake(self, plan: StepPlan) -> None:
         """Whoever was steady is planned one by one from now on."""

@@ -73,7 +73,7 @@ class SteadyDecodes:
         heapq.heappush(self._longest, (clock.scheduled - sequence.computed, order, sequence))
         if _tells(sequence):
             self.tellers += 1
-            full = due - 1 if due - 1 > clock.scheduled else due - 1 + self._size
+            full = clock.scheduled + (-sequence.computed % self._size or self._size)
             self._fills_by(full, (order, last, sequence))
         if due > last:
             heapq.heappush(self._finishing, (last, order, -1, sequence))

@@ -91,8 +91,8 @@ def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: P
         ),
         (
             "+memory.foo=1",
-            "memory.foo is not an option of PagedMemory; the options are block_size, num_blocks, num_host_blocks, "
-            "num_reserved_blocks, prefix_caching, watermark.",
+            "memory.foo is not an option of PagedMemory; the options are block_size, max_model_len, num_blocks, "
+            "num_host_blocks, num_reserved_blocks, prefix_caching, reservation, watermark.",
         ),
     ],
 )

@@ -78,6 +78,7 @@ def test_whole_floats_pass_for_integers() -> None:
         ({"tensor_parallel": True}, "tensor_parallel is True; expected a whole number"),
         ({"pipeline_parallel": 1.5}, "pipeline_parallel is 1.5; expected a whole number"),
         ({"gpu_memory_utilization": 90}, "gpu_memory_utilization is 90.0; expected a share above 0 and at most 1"),
+        ({"free_gpu_memory_fraction": 0.0}, "free_gpu_memory_fraction is 0.0; expected a share above 0 and at most 1"),
         ({"non_kv_memory_bytes": -1}, "non_kv_memory_bytes is -1; expected a whole number of at least 0"),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; expected one of auto, "),
         ({"max_model_len": 0}, "max_model_len is 0"),

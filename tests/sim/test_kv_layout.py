@@ -238,6 +238,24 @@ def test_pool_is_what_utilization_leaves() -> None:
     assert pool_blocks(model("opt-13b"), hardware("a100-40gb"), deployment, block_size=16) == 881
 
 
+def test_pool_is_a_fraction_of_what_is_free() -> None:
+    # 42,505,076,736 less 25,706,946,560 of weights and 10**9 leaves 15,798,130,176; of that 0.9, / (16 * 819,200) =
+    # 1,084.77 blocks: more than 0.9 of the total leaves.
+    deployment = Deployment(non_kv_memory_bytes=10**9, free_gpu_memory_fraction=0.9)
+    assert pool_blocks(model("opt-13b"), hardware("a100-40gb"), deployment, block_size=16) == 1084
+
+
+def test_pool_of_a_published_tensorrt_llm_log() -> None:
+    # A log in TensorRT-LLM's documentation (reference/memory): total 79.10 GiB, engine 6,695 MiB, available 70.48 GiB;
+    # 4,060 blocks of 64 tokens are 63.44 GiB. So a token takes 256 KiB, Llama-2-7B's 2 * 32 * 4,096 in 8 bits, and a
+    # block 16 MiB, of which 0.9 * 70.48 GiB holds 4,059.6: TensorRT-LLM rounds up where we round down.
+    gpu = replace(hardware("h100-80gb"), memory_bytes=int(79.10 * GIB))
+    spec = replace(model("llama-2-7b"), weight_dtype="fp8")
+    taken = int((79.10 - 70.48) * GIB) - stages(spec, Deployment())[0].weight_bytes
+    deployment = Deployment(free_gpu_memory_fraction=0.9, non_kv_memory_bytes=taken, kv_cache_dtype="fp8")
+    assert pool_blocks(spec, gpu, deployment, block_size=64) == 4059
+
+
 def test_count_from_an_engines_log_is_literal() -> None:
     assert pool_blocks(model("llama-3.1-8b"), hardware("rtx-4090"), Deployment(), 16, num_blocks=2588) == 2588
 
