@@ -210,7 +210,7 @@ class SGLang(Scheduler):
         chosen: list[tuple[Sequence, int]] = []
         if under_way is not None:
             chosen.append((under_way, self._part(under_way, budget)))
-        while self.waiting and not (chosen and budget.spent):
+        while self.waiting:
             if not self._seats_for(1):
                 self._full = True
                 break
@@ -222,7 +222,7 @@ class SGLang(Scheduler):
                 self._full = True
                 break
             in_pages = self._in_pages(sequence.known - hit_tokens)
-            if chosen and in_pages >= budget.input_left or in_pages > budget.chunk_left < size:
+            if (chosen and in_pages >= budget.input_left) or in_pages > budget.chunk_left < size:
                 break
             if not self._admit(plan, hit, 0, room_for=hit_tokens + floor(need) + 1):  # what it hits is free no more
                 self._full = True
@@ -230,6 +230,8 @@ class SGLang(Scheduler):
             chosen.append((sequence, self._part(sequence, budget)))
             if budget.promised + budget.reserved >= self.memory.num_free_blocks * size:
                 self._full = True
+                break
+            if budget.spent:
                 break
         return chosen
 
