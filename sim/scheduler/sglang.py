@@ -252,6 +252,8 @@ class SGLang(Scheduler):
 
     def _decode(self, plan: StepPlan) -> None:
         """Everyone computes a token, once there is room for it."""
+        if self._others and self._steady.count:  # some paused: pages are handed out in the order of the running queue
+            self._wake(plan)
         need = self._due()
         if need > self.memory.num_free_blocks:
             need = self._retract(plan)
@@ -275,7 +277,8 @@ class SGLang(Scheduler):
 
         At least one does, and one stays: it is never longer than the pool, of which it can have all.
         """
-        self._wake(plan)
+        if self._steady.count:
+            self._wake(plan)
         need = inf
         while need > self.memory.num_free_blocks:
             keeper = max(self.running, key=_worth)

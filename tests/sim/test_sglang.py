@@ -270,8 +270,8 @@ def test_the_ratio_falls_in_decode_steps_only_and_begins_anew_when_nothing_is_le
 
 @pytest.mark.parametrize(("late", "victim"), [([], "B"), ([request("D", 3, 20)], "D")])
 def test_the_fewest_output_tokens_go_first_then_the_longest_prompt(late: list[Request], victim: str) -> None:
-    # At a ratio of 0 all run until the pool is full. A, B and C have generated the same, and B has the longest prompt; D
-    # comes five steps later, and so has generated less.
+    # At a ratio of 0 all run until the pool is full. A, B and C have generated the same, and B has the longest prompt;
+    # D comes five steps later, and so has generated less.
     engine = sglang(60, schedule_conservativeness=0.0)
     for one in (request("A", 4, 20), request("B", 6, 20), request("C", 5, 20)):
         engine.arrive(one)
