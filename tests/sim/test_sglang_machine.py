@@ -67,7 +67,7 @@ def built(setup: dict[str, Any], leap: bool) -> SGLang:
     return SGLang(memory, LIMIT, knobs.pop("order")(), leap=leap, **knobs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(workloads(), setups(), st.integers(1, 4))
 def test_every_slot_has_one_name_and_everyone_ends(requests: list[Request], setup: dict[str, Any], pace: int) -> None:
     """Requests come one every `pace` steps; the account is taken before and after each step's tokens are applied."""
@@ -120,7 +120,7 @@ def test_every_slot_has_one_name_and_everyone_ends(requests: list[Request], setu
     event(f"retractions: {'some' if retractions else 'none'}")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(workloads(), setups(), st.sampled_from([Record(), Record(steps="sampled", sample_interval_s=0.7)]))
 def test_a_run_that_leaps_equals_one_that_steps(requests: list[Request], setup: dict[str, Any], record: Record) -> None:
     runs, trees = [], []
