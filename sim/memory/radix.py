@@ -175,9 +175,10 @@ class RadixMemory:
         self.tree.lock(held.node, before)
         self._held_pages += full - start
         held.pages = full
-        if there > start:
+        if there > start:  # another table, for whoever has copied the old one knows it by identity
             self._free.extend(table[start:there])
-            table[start:there] = self._last_blocks(held.node, full - start)[: there - start]
+            in_tree = self._last_blocks(held.node, full - start)[: there - start]
+            sequence.blocks = table[:start] + in_tree + table[there:]
 
     def release(self, sequence: Sequence) -> None:
         """A finished request leaves its full pages to the tree; one that comes back, what the tree has already."""

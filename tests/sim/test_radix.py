@@ -122,9 +122,12 @@ def test_whoever_computes_what_another_has_just_brought_takes_the_tree_s_blocks_
     one, other = sequence(0, 4, 3, (1, 2, 3, 4)), sequence(1, 4, 3, (1, 2, 3, 9))
     assert prefill(memory, one) == prefill(memory, other) == 0  # in one batch: nothing is in the tree yet
     assert memory.occupancy(None) == (8, 0, 0, 0, 0, 2, 2, 0)
+    tables = one.blocks, other.blocks
     memory.keep(one)
     memory.keep(other)
     assert (one.blocks, other.blocks) == ([0, 1, 2, 3], [0, 1, 2, 7])
+    # By this an executor that keeps copies of tables sees which have changed otherwise than by growing.
+    assert (one.blocks is tables[0], other.blocks is tables[1]) == (True, False)
     assert memory.free_list() == [8, 9, 4, 5, 6]
     # 5 slots hold what 8 would without sharing.
     assert memory.occupancy(None) == (5, 0, 0, 0, 0, 5, 5, 3)

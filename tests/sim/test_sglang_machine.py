@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from kv_executor import Executor
 from radix_audit import RadixAudit, nodes_of, path_blocks
 from test_leap import assert_same, observed
 
@@ -70,11 +71,12 @@ def built(setup: dict[str, Any], leap: bool) -> SGLang:
 @settings(max_examples=100, deadline=None)
 @given(workloads(), setups(), st.integers(1, 4))
 def test_every_slot_has_one_name_and_everyone_ends(requests: list[Request], setup: dict[str, Any], pace: int) -> None:
-    """Requests come one every `pace` steps; the account is taken before and after each step's tokens are applied."""
+    """Requests come one every `pace` steps; the account is taken before and after each step's tokens are applied, and
+    everyone reads what it has written, or another wrote that said the same."""
     engine = built(setup, leap=False)
     memory = engine.memory
     assert isinstance(memory, RadixMemory)
-    audit = RadixAudit(memory)
+    audit, executor = RadixAudit(memory), Executor(engine)
     arrived: list[Sequence] = []
     finished: list[Sequence] = []
     retractions, number, coming = 0, 0, list(requests)
@@ -103,7 +105,9 @@ def test_every_slot_has_one_name_and_everyone_ends(requests: list[Request], setu
             assert scheduled | victims == ran_before
             assert all(tokens == 1 for _, tokens in plan.batch)
         audit.look(list(engine.running), head)
+        executor.execute(plan)
         done = engine.commit(plan)
+        executor.committed(done)
         audit.look(list(engine.running), head)
         finished += done
         retractions += len(victims)
