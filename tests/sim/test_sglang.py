@@ -394,7 +394,6 @@ def test_the_engine_runs_from_the_command(simulate: Callable[..., Path], policy:
 
 
 def test_the_preset_s_memory_is_weights_and_kv_together(capsys: pytest.CaptureFixture[str]) -> None:
-    # 0.88 of 80 GiB less Llama-3.1-8B's 8,030,261,248 parameters in bfloat16, over 131,072 bytes a token.
     assert main(["sim", "engine=sglang", "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
     assert "gpu_memory_utilization: 0.88" in shown
