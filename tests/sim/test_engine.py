@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from sim.cli import main
 from sim.run import simulate as simulate_config
 
-ENGINES = ["orca_max", "orca_pow2", "orca_oracle", "vllm_v1"]
+ENGINES = ["orca_max", "orca_pow2", "orca_oracle", "vllm_v1", "sglang"]
 SECONDS = ["timing=constant", "timing.step_seconds=1"]
 ONE_AT_A_TIME = ["scheduler.max_num_seqs=1", "workload=synthetic", "workload.prompt_lengths.tokens=1"]
 
