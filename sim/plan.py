@@ -83,6 +83,7 @@ class StepPlan:
             filled. Its block table is in `sequence.blocks`; its tokens are the last of its computed ones.
         steady: how many further sequences compute one token each. They are those that decode in every step, and are
             not listed: the scheduler's `full_batch` does that. A scheduler that does not leap lists everyone.
+        paused: how many sequences that decode in every other step compute nothing in this one, for prompts come first.
         admitted: taken from the waiting queue for the first time, in that order.
         resumed: taken from the waiting queue after a preemption, in that order.
         hits: prefix-cache hit in tokens of each admitted or resumed sequence, admission by admission.
@@ -121,6 +122,7 @@ class StepPlan:
         "hits",
         "moved",
         "needs",
+        "paused",
         "preemptions",
         "resumed",
         "returned",
@@ -135,6 +137,7 @@ class StepPlan:
     def __init__(self) -> None:
         self.batch: list[tuple[Sequence, int]] = []
         self.steady = 0
+        self.paused = 0
         self.admitted: list[Sequence] = []
         self.resumed: list[Sequence] = []
         self.hits: list[tuple[Sequence, int]] = []

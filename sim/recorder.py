@@ -149,6 +149,7 @@ class Recorder:
         self._streams = streams
         self._sample_interval_s = record.sample_interval_s
         self._every = {"all": 1, "sampled": record.sample_every, "none": 0}[record.requests]
+        self._paused: list[tuple[int, float]] = []  # how many steady sequences have had no token since when
         self._tables: list[Table] = []
         self._requests = self._open("requests", REQUESTS)
         self._steps = self._open("steps", STEPS)
@@ -183,8 +184,13 @@ class Recorder:
         start, end, repeat = times[0], times[-1], len(times) - 1
         moved = self._within_leap(plan, times) if repeat > 1 else UNMOVED
         metrics.stretches.add(end - start, occupancy, running, waiting, moved)
-        if plan.steady and self._streams:  # they had their last token at the end of the step before
-            metrics.itl.add_intervals(times, plan.steady)
+        if plan.paused:
+            self._pause(plan.paused, start)
+        if plan.steady and self._streams:
+            if self._paused:
+                self._go_on(plan.steady, times)
+            else:  # they had their last token at the end of the step before
+                metrics.itl.add_intervals(times, plan.steady)
         if plan.woken or plan.preemptions:
             self._disturbed(plan, start)
         if plan.batch:
@@ -274,10 +280,33 @@ class Recorder:
             cached_to_idle=cached,
         )
 
+    def _pause(self, num_steady: int, start: float) -> None:
+        """So many steady sequences get no token in a step: whoever has just had one, and whoever paused before."""
+        newly = num_steady - sum(count for count, _ in self._paused)
+        if newly:
+            self._paused.append((newly, start))
+
+    def _go_on(self, num_steady: int, times: list[float]) -> None:
+        """Steady sequences decode again, some of which have paused."""
+        itl, first = self.metrics.itl, times[1]
+        newly = num_steady - sum(count for count, _ in self._paused)
+        for count, since in (*self._paused, (newly, times[0])):
+            if count:
+                itl.add_intervals([since, first], count)
+        if len(times) > 2:
+            itl.add_intervals(times[1:], num_steady)
+        self._paused.clear()
+
     def _disturbed(self, plan: StepPlan, start: float) -> None:
         """Sequences that decoded in every step so far, and those that lost their blocks."""
-        for sequence in plan.woken:
-            sequence.last_token_s = start
+        if self._paused and plan.woken:
+            since = self._paused[0][1]  # whoever has become steady since then has its own time
+            for sequence in plan.woken:
+                sequence.last_token_s = max(since, sequence.last_token_s or since)
+            self._paused.clear()
+        else:
+            for sequence in plan.woken:
+                sequence.last_token_s = start
         for preemption in plan.preemptions:
             self._preempted(preemption, start)
 

@@ -106,7 +106,8 @@ class Scheduler(ABC):
     def _fill(self, plan: StepPlan) -> None:
         """Decides one step: sets what `plan` says of it, and brings queues and memory to where they are in it.
 
-        Whoever is steady either computes a token (`_go_on`) or is planned one by one from now on (`_wake`).
+        Whoever is steady computes a token (`_go_on`), or none this time (`_pause`), or is planned one by one from
+        then on (`_wake`).
         """
 
     def _steps_before_decision(self, max_steps: int) -> int:
@@ -201,7 +202,7 @@ class Scheduler(ABC):
         return [
             (sequence, one_by_one.get(sequence, 1))
             for sequence in self.running
-            if sequence in one_by_one or sequence in self._steady
+            if sequence in one_by_one or (plan.steady and sequence in self._steady)
         ]
 
     def commit(self, plan: StepPlan) -> list[Sequence]:
@@ -286,6 +287,10 @@ class Scheduler(ABC):
         """Every steady sequence computes a token; there is a free block for each that needs one."""
         plan.steady = self._steady.count
         self._steady.schedule()
+
+    def _pause(self, plan: StepPlan) -> None:
+        """Whoever is steady computes nothing in this step, and goes on in a later one as if it had not been."""
+        plan.paused = self._steady.count
 
     def _decode_everyone(self, plan: StepPlan) -> None:
         """Everyone who runs computes a token: under policies that have room for it for sure."""

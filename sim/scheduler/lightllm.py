@@ -106,7 +106,7 @@ class LightLLM(Scheduler):
             self._decodes = 0
             newcomers = self._newcomers()
             if newcomers:
-                self._wake(plan)
+                self._pause(plan)
                 for _ in range(newcomers):
                     known = self.waiting.head().known
                     admitted = self._admit(plan, [], known, known)

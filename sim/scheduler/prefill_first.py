@@ -105,8 +105,8 @@ class PrefillFirst(Scheduler):
             if tokens > budget or not self._admit(plan, hit, tokens, room_for):
                 break
             budget -= tokens
-        if plan.batch and self._steady.count:
-            self._wake(plan)
+        if plan.batch:
+            self._pause(plan)
 
     def _decode(self, plan: StepPlan) -> None:
         """A token for everyone, oldest first. Where there is no free block for each of its sequences, the latest goes.

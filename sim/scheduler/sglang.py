@@ -190,8 +190,7 @@ class SGLang(Scheduler):
         chosen = self._choose(plan)
         if not chosen:
             return False
-        if self._steady.count:
-            self._wake(plan)
+        self._pause(plan)
         # All have what they hit; only now is room made for the rest, so that it costs none of them its hit.
         plan.batch.clear()
         self._radix.make_room(

@@ -71,7 +71,7 @@ class TextGenerationInference(Scheduler):
         newcomers = 0 if self._must_decode or not self.waiting else self._newcomers()
         if newcomers:
             self._must_decode = bool(self.running)
-            self._wake(plan)
+            self._pause(plan)
             for _ in range(newcomers):
                 known = self.waiting.head().known
                 admitted = self._admit(plan, [], known, known)
