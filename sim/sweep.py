@@ -28,11 +28,13 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from sim.claims import examine, write_findings
 from sim.config import resolved, typed
 from sim.files import cannot_write, whole
 from sim.point import MARK, SUMMARY, finished, keep_point, run_point, status
 from sim.progress import SweepProgress
 from sim.stopping import Claim, working_for
+from sim.summary import print_findings
 from workloads.errors import UserError
 
 
@@ -76,13 +78,14 @@ class Sweep:
         self._signals = {signal.SIGINT, signal.SIGTERM} - signal.pthread_sigmask(signal.SIG_BLOCK, set())
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
 
-    def finish(self, published: dict[str, dict[str, Any]]) -> int:
+    def finish(self, published: dict[str, dict[str, Any]], claims: dict[str, Any]) -> int:
         """Gathers the points into the table and the figures; returns how many are not complete.
 
         Args:
             published: figures of others to show beside ours: engine -> figure -> value.
+            claims: what is to be looked up in the table, by its words, as `claims.Claim` has it.
         """
-        from sim.plots.sweep import draw_sweep
+        from sim.plots.sweep import draw_claims, draw_sweep
 
         self._progress.stop()
         table = write_table(self.folder)
@@ -91,6 +94,10 @@ class Sweep:
         }
         figures = draw_sweep(table, self.folder, shares or None)
         _report(table, published)
+        if findings := examine(claims, table):
+            write_findings(findings, self.folder)
+            figures += draw_claims(findings, self.folder)
+            print_findings(findings)
         print(f"written to {self.folder}: sweep.parquet, sweep.csv, {len(figures)} figures, one folder a point")
         lost = self._total - len(table)
         if lost:
@@ -151,7 +158,8 @@ class SweepTable(Callback):
         assert sweep is not None
         with _exiting(sweep.folder):
             published: Any = OmegaConf.to_container(config.published, resolve=True)
-            failed = sweep.finish(published)
+            claims: Any = OmegaConf.to_container(config.claims, resolve=True)
+            failed = sweep.finish(published, claims)
         if failed:
             raise SystemExit(1)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
+from sim.claims import Finding
 from sim.plots import hit_rate, lines, waste
+from sim.plots.claims import claims_figure
 from sim.plots.points import IDENTITY, select_complete
 from sim.plots.style import save, settings
 from sim.plots.tables import REDO, read_table, require_columns
@@ -50,6 +52,12 @@ def draw_sweep(
         if points.sweeps_within_a_policy(hit_rate.POOL_SIZE) and hit_rate.any_hit(points):
             paths += save(hit_rate.pool_size_figure(points, hits), folder, "prefix_hit_rate")
     return paths
+
+
+def draw_claims(findings: Sequence[Finding], folder: Path) -> list[Path]:
+    """Draws what became of a study's claims, at least one, into `folder`; returns the paths."""
+    with settings():
+        return save(claims_figure(findings), folder, "claims")
 
 
 def _sorted_out(
