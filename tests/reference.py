@@ -21,6 +21,7 @@ COMMANDS = {
     "kwon_fig13": ["sim", "-m", "experiment=kwon_fig13"],
     "kwon_fig15_parallel": ["sim", "-m", "experiment=kwon_fig15_parallel"],
     "kwon_fig15_beam": ["sim", "-m", "experiment=kwon_fig15_beam"],
+    "kwon_fig16": ["sim", "-m", "experiment=kwon_fig16"],
     "why_paging": ["sim", "-m", "experiment=why_paging"],
 }
 TRACES = Path(__file__).parents[1] / "../shared/traces"

@@ -29,15 +29,27 @@ def claims(folder: Path, experiment: str, *overrides: str) -> pd.DataFrame:
     return pd.read_csv(folder / experiment / "claims.csv").set_index("claim")
 
 
+ORCA = "engine=orca_max,orca_pow2,orca_oracle"  # past saturation within a minute, so part of the hour will do
+
+
 @pytest.fixture(scope="module")
 def sharegpt(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    # 3,000 requests: Orca is past saturation from the first minute on, and vLLM's hour is 25 minutes long.
-    return claims(tmp_path_factory.mktemp("fig2"), "kwon_fig2", "workload.num_requests=3000")
+    return claims(tmp_path_factory.mktemp("fig2"), "kwon_fig2", ORCA, "workload.num_requests=2000")
 
 
 @pytest.fixture(scope="module")
 def alpaca(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    return claims(tmp_path_factory.mktemp("fig13"), "kwon_fig13", "workload.num_requests=6000")
+    return claims(tmp_path_factory.mktemp("fig13"), "kwon_fig13", ORCA, "workload.num_requests=3000")
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    # It only just keeps up, so its batch varies by some per cent from one quarter of an hour to the next: the whole hour
+    # of ShareGPT, and 5 minutes of Alpaca.
+    folder = tmp_path_factory.mktemp("vllm")
+    sharegpt = claims(folder, "kwon_fig2", "engine=vllm_2023")
+    alpaca = claims(folder, "kwon_fig13", "engine=vllm_2023", "workload.num_requests=9000")
+    return pd.concat([found[found["ours"].notna()] for found in (sharegpt, alpaca)])
 
 
 @pytest.mark.parametrize("system", FIG_2)
@@ -50,8 +62,8 @@ def test_fig_2_shares_of_orca_come_out(sharegpt: pd.DataFrame, system: str) -> N
         assert row["verdict"] == "holds"
 
 
-def test_fig_2_share_of_vllm_comes_out_within_a_point_and_a_half(sharegpt: pd.DataFrame) -> None:
-    assert 100 * sharegpt.loc["Fig. 2, vLLM: used", "ours"] == pytest.approx(96.3, abs=1.5)
+def test_fig_2_share_of_vllm_comes_out_within_a_point_and_a_half(vllm: pd.DataFrame) -> None:
+    assert 100 * vllm.loc["Fig. 2, vLLM: used", "ours"] == pytest.approx(96.3, abs=1.5)
 
 
 def test_orca_max_batches_seven_requests_whatever_they_are(sharegpt: pd.DataFrame, alpaca: pd.DataFrame) -> None:
@@ -62,34 +74,39 @@ def test_orca_max_batches_seven_requests_whatever_they_are(sharegpt: pd.DataFram
     assert others == pytest.approx(1392 / 15_728, abs=1e-9)
 
 
-@pytest.mark.parametrize(("system", "batched"), [("Orca (Pow2)", 9.81), ("Orca (Oracle)", 13.62), ("vLLM", 30.42)])
+@pytest.mark.parametrize(("system", "batched"), [("Orca (Pow2)", 9.81), ("Orca (Oracle)", 13.62)])
 def test_fig_13_batches_of_sharegpt_come_out_within_5_per_cent(
     sharegpt: pd.DataFrame, system: str, batched: float
 ) -> None:
     assert sharegpt.loc[f"Fig. 13, ShareGPT: {system} batches", "ours"] == pytest.approx(batched, rel=0.05)
 
 
-@pytest.mark.parametrize(("system", "batched"), [("Orca (Pow2)", 43.24), ("Orca (Oracle)", 72.75), ("vLLM", 132.44)])
+@pytest.mark.parametrize(("system", "batched"), [("Orca (Pow2)", 43.24), ("Orca (Oracle)", 72.75)])
 def test_fig_13_batches_of_alpaca_come_out_within_10_per_cent(
     alpaca: pd.DataFrame, system: str, batched: float
 ) -> None:
     assert alpaca.loc[f"Fig. 13, Alpaca: {system} batches", "ours"] == pytest.approx(batched, rel=0.1)
 
 
+def test_fig_13_batches_of_vllm_are_those_that_its_time_was_worked_out_from(vllm: pd.DataFrame) -> None:
+    assert vllm.loc["Fig. 13, ShareGPT: vLLM batches", "ours"] == pytest.approx(30.42, rel=0.05)
+    assert vllm.loc["Fig. 13, Alpaca: vLLM batches", "ours"] == pytest.approx(132.44, rel=0.1)
+
+
 def test_fig_15_sharing_of_parallel_samples_comes_out_within_a_point_and_a_half(tmp_path: Path) -> None:
-    found = claims(tmp_path, "kwon_fig15_parallel", "workload.num_requests=400")
+    found = claims(tmp_path, "kwon_fig15_parallel", "workload.num_requests=200")
     assert (100 * found["ours"]).tolist() == pytest.approx([6.09, 8.53, 9.79], abs=1.5)
 
 
 def test_fig_15_beams_share_most_of_their_blocks_and_more_the_more_there_are(tmp_path: Path) -> None:
     # The survivors are a model with one parameter, which was chosen by these three figures.
-    found = claims(tmp_path, "kwon_fig15_beam", "workload.num_requests=60")
+    found = claims(tmp_path, "kwon_fig15_beam", "workload.num_requests=30")
     assert (100 * found["ours"]).tolist() == pytest.approx([37.56, 53.13, 55.16], abs=6)
     assert found["ours"].is_monotonic_increasing
 
 
 def test_fig_16_a_shared_prefix_gains_and_a_longer_one_gains_more(tmp_path: Path) -> None:
-    short, long = claims(tmp_path, "kwon_fig16", "workload.num_requests=1000")["ours"]
+    short, long = claims(tmp_path, "kwon_fig16", "workload.num_requests=600")["ours"]
     assert 1 < short < long
     assert short == pytest.approx(1.67, rel=1 / 3)
     assert long == pytest.approx(3.58, rel=1 / 3)
