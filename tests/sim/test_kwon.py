@@ -44,8 +44,8 @@ def alpaca(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    # It only just keeps up, so its batch varies by some per cent from one quarter of an hour to the next: the whole hour
-    # of ShareGPT, and 5 minutes of Alpaca.
+    # It only just keeps up, so its batch varies by some per cent from one quarter of an hour to the next: this is the
+    # whole hour of ShareGPT, and 5 minutes of Alpaca.
     folder = tmp_path_factory.mktemp("vllm")
     sharegpt = claims(folder, "kwon_fig2", "engine=vllm_2023")
     alpaca = claims(folder, "kwon_fig13", "engine=vllm_2023", "workload.num_requests=9000")
