@@ -94,7 +94,7 @@ def test_fig_13_batches_of_vllm_are_those_that_its_time_was_worked_out_from(vllm
 
 
 def test_fig_15_sharing_of_parallel_samples_comes_out_within_a_point_and_a_half(tmp_path: Path) -> None:
-    found = claims(tmp_path, "kwon_fig15_parallel", "workload.num_requests=200")
+    found = claims(tmp_path, "kwon_fig15_parallel")
     assert (100 * found["ours"]).tolist() == pytest.approx([6.09, 8.53, 9.79], abs=1.5)
 
 
