@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from sim.metrics import SHARES
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from sim.claims import Finding
 
 PUBLISHED_SHARES = ("used", "reserved", "internal", "others")
 WATERMARK = "memory.watermark"
@@ -133,6 +136,16 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> No
         runs = done[done["engine"] == policy]
         if "watermarks" in figures and len(runs) and set(_varying(done)) <= {WATERMARK, "seed"} and WATERMARK in runs:
             console.print(_beside_published_watermarks(runs, figures["watermarks"]))
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """A study's claims, each with what is published, ours and the verdict."""
+    view = Table(title="claims", title_justify="left")
+    for column in ("claim", "published", "ours", "verdict"):
+        view.add_column(column, justify="right" if column in ("published", "ours") else "left")
+    for finding in findings:
+        view.add_row(*finding.cells)
+    _console().print(view)
 
 
 def _beside_published(done: pd.DataFrame, published: dict[str, dict[str, Any]]) -> Table:

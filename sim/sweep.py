@@ -28,11 +28,13 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from sim.claims import examine, write_findings
 from sim.config import resolved, typed
 from sim.files import cannot_write, whole
 from sim.point import MARK, SUMMARY, finished, keep_point, run_point, status
 from sim.progress import SweepProgress
 from sim.stopping import Claim, working_for
+from sim.summary import print_findings
 from workloads.errors import UserError
 
 Direction = Literal["maximize", "minimize"]
@@ -92,6 +94,14 @@ class Sweep:
         _report(table, published)
         if config.objective is not None:
             print(best_point(table, config.objective, config.direction))
+        claims: Any = OmegaConf.to_container(config.claims, resolve=True)
+        if findings := examine(claims, table):
+            write_findings(findings, self.folder)
+            if config.plots:
+                from sim.plots.sweep import draw_claims
+
+                figures += draw_claims(findings, self.folder)
+            print_findings(findings)
         print(f"written to {self.folder}: sweep.parquet, sweep.csv, {len(figures)} figures, one folder a point")
         lost = self._total - len(table)
         if lost:

@@ -17,7 +17,12 @@ from sim.cli import main
 FOLDER = Path(__file__).parents[1] / "results" / "reference"
 COMMANDS = {
     "demo": ["sim", "-m", "experiment=demo"],
-    "kwon_fig2": ["sim", "-m", "experiment=kwon_fig2", "engine=orca_max,orca_pow2,orca_oracle,vllm_v1"],
+    "kwon_fig2": ["sim", "-m", "experiment=kwon_fig2"],
+    "kwon_fig13": ["sim", "-m", "experiment=kwon_fig13"],
+    "kwon_fig15_parallel": ["sim", "-m", "experiment=kwon_fig15_parallel"],
+    "kwon_fig15_beam": ["sim", "-m", "experiment=kwon_fig15_beam"],
+    "kwon_fig16": ["sim", "-m", "experiment=kwon_fig16"],
+    "why_paging": ["sim", "-m", "experiment=why_paging"],
     "watermark": ["sim", "-m", "experiment=watermark"],
 }
 TRACES = Path(__file__).parents[1] / "../shared/traces"

@@ -15,7 +15,7 @@ from workloads.arrivals import AllAtOnce, ArrivalProcess
 from workloads.errors import UserError
 from workloads.length_pairs import pairs_within
 from workloads.lengths import LengthDistribution
-from workloads.request import Request
+from workloads.request import HashIds, Request
 
 _CHUNK = 4096  # requests; a different number would give different workloads
 
@@ -34,6 +34,8 @@ class Synthetic:
         seed: of all random numbers; at least 0. None is refused: it marks a knob that a run still has to fill in.
         max_model_len: tokens of prompt and output together that the model takes; at least 2. None is refused too.
         duration_s: seconds within which requests arrive, above 0; as many as come. None if `num_requests` is given.
+        shared_prefix_tokens: tokens that every prompt begins with, the same in all, before those of `prompt_lengths`;
+            at least 0. With 0, nothing is said of what prompts contain.
 
     Raises:
         UserError: an argument is out of its range, or the lengths cannot be had under the limit.
@@ -49,6 +51,7 @@ class Synthetic:
         seed: int | None,
         max_model_len: int | None,
         duration_s: float | None = None,
+        shared_prefix_tokens: int = 0,
     ) -> None:
         if not (rate > 0 and math.isfinite(rate)):
             raise UserError(
@@ -65,7 +68,13 @@ class Synthetic:
             )
         self._arrivals = arrivals
         self._rate = rate
-        self._pairs = pairs_within(max_model_len, prompt_lengths, output_lengths)
+        if not 0 <= shared_prefix_tokens <= max_model_len - 2:
+            raise UserError(
+                f"workload.shared_prefix_tokens is {shared_prefix_tokens}; expected 0 to {max_model_len - 2}, "
+                "which leaves room for one token of prompt and one of output."
+            )
+        self._prefix, self._longest = shared_prefix_tokens, max_model_len
+        self._pairs = pairs_within(max_model_len - shared_prefix_tokens, prompt_lengths, output_lengths)
         self._seed = seed
         self._num_requests = num_requests
         self._duration_s = duration_s
@@ -92,8 +101,15 @@ class Synthetic:
             arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, _CHUNK))
             now_s = float(arrivals_s[-1])
             prompt_tokens, output_tokens = self._pairs.at(prompts.random(_CHUNK), outputs.random(_CHUNK))
-            columns = (arrivals_s, prompt_tokens, output_tokens)
-            yield from map(Request, request_ids, *(column.tolist() for column in columns))
+            columns = (arrivals_s, prompt_tokens + self._prefix, output_tokens)
+            requests = map(Request, request_ids, *(column.tolist() for column in columns))
+            yield from map(self._with_prefix, requests) if self._prefix else requests
+
+    def _with_prefix(self, request: Request) -> Request:
+        """The request with ids for the tokens of its prompt: those of the prefix, then some that nobody else has."""
+        own = self._prefix + request.request_id * self._longest
+        ids = (*range(self._prefix), *range(own, own + request.prompt_tokens - self._prefix))
+        return request._replace(prompt=HashIds(ids, block_size=1))
 
 
 def _check_extent(arrivals: ArrivalProcess, num_requests: int | None, duration_s: float | None) -> None:

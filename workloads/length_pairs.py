@@ -5,8 +5,8 @@ a pair fits has the same law, and that law is worked out here instead of drawn f
 length times the share of outputs that fit behind it. So no draw is ever repeated, each request takes exactly one random
 number for its prompt and one for its output, and the means of what is generated are known.
 
-Leaving long pairs out lowers the means. Where a `Lognormal` asks for a mean, its location is found for which the mean
-*after* that is the one asked for. If prompt and output both ask, each location depends on the other.
+Leaving long pairs out lowers the means. Where a `Lognormal` or `Gamma` asks for a mean, its location is found for which
+the mean *after* that is the one asked for. If prompt and output both ask, each location depends on the other.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.errors import UserError
-from workloads.lengths import LengthDistribution, Lognormal, Probabilities
+from workloads.lengths import Gamma, LengthDistribution, Lognormal, Probabilities
 
 _RELATIVE_ERROR = 1e-8  # of the means; far below what any sample can show
 _MAX_ROUNDS = 100  # means that need more leave out all but a few pairs
@@ -63,7 +63,7 @@ def _lengths_at(
 
 
 def pairs_within(limit: int, prompt: LengthDistribution, output: LengthDistribution) -> LengthPairs:
-    """The law of prompts and outputs that fit `limit` tokens together; with the means that a `Lognormal` asks for.
+    """The law of prompts and outputs that fit `limit` tokens together; with the means that are asked for.
 
     Raises:
         UserError: hardly any pair fits, or the means cannot be reached under the limit.
@@ -104,8 +104,8 @@ class _Side:
     def __init__(self, lengths: LengthDistribution, limit: int) -> None:
         self._lengths = lengths
         self._limit = limit
-        if isinstance(lengths, Lognormal):
-            self._location = math.log(1.5) - 9.0 * lengths.sigma
+        if isinstance(lengths, (Lognormal, Gamma)):
+            self._location = lengths.lowest_location
             self.shares = lengths.probabilities(limit, self._location)
         else:
             self.shares = lengths.probabilities(limit)
@@ -116,15 +116,14 @@ class _Side:
         True if there was anything to do. Raises _OutOfReach.
         """
         lengths = self._lengths
-        if not isinstance(lengths, Lognormal):
+        if not isinstance(lengths, (Lognormal, Gamma)):
             return False
 
         def excess(location: float) -> float:
             return math.log(_mean(lengths.probabilities(self._limit, location) * room) / lengths.mean)
 
-        # Five sigmas above the longest length that finds any room, that length is all but certain.
-        highest = math.log(np.flatnonzero(room)[-1]) + 5.0 * lengths.sigma
-        location = _zero_of_rising(excess, self._location, highest)
+        longest = int(np.flatnonzero(room)[-1])  # that finds any room
+        location = _zero_of_rising(excess, self._location, lengths.highest_location(longest))
         if location == self._location:
             return False
         self._location = location

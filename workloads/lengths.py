@@ -1,8 +1,8 @@
 """How long prompts and outputs are: distributions over whole numbers of tokens, 1 and up.
 
 A distribution is what it is before the model's limit has a say. Pairs of prompt and output that exceed the limit
-together are not generated; what remains is worked out in `length_pairs.py`, and it is there that a `Lognormal` gets its
-location.
+together are not generated; what remains is worked out in `length_pairs.py`, and it is there that a distribution which
+asks for a mean (`Lognormal`, `Gamma`) gets its location: the logarithm of what its lengths are multiplied by.
 """
 
 import math
@@ -92,6 +92,15 @@ class Lognormal:
         below[0] = 0.0
         return np.diff(below, prepend=0.0)
 
+    @property
+    def lowest_location(self) -> float:
+        """Where every length is 1."""
+        return math.log(1.5) - 9.0 * self.sigma
+
+    def highest_location(self, length: int) -> float:
+        """Where all but a few in a million are longer than `length`."""
+        return math.log(length) + 5.0 * self.sigma
+
     def __str__(self) -> str:
         return f"lognormal with a mean of {self.mean:g} tokens and sigma {self.sigma:g}"
 
@@ -107,6 +116,57 @@ def _normal_cdf() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _log_edges(limit: int) -> NDArray[np.float64]:
     edges: NDArray[np.float64] = np.log(np.arange(limit + 1) + 0.5)
     return edges
+
+
+class Gamma:
+    """Lengths from a gamma distribution, rounded to whole tokens, at least 1. Its tail is lighter than a lognormal's.
+
+    Args:
+        mean: mean number of tokens of the lengths *that are generated*, as of `Lognormal`; at least 1.
+        shape: of the distribution before rounding and limit, above 0 and at most 100: its variance is the mean squared
+            over the shape. 1 is an exponential distribution, more is more even.
+    """
+
+    def __init__(self, mean: float, shape: float) -> None:
+        if not (mean >= 1 and math.isfinite(mean)):
+            raise UserError(f"a gamma length has mean={mean}; expected at least 1 token.")
+        if not 0 < shape <= 100:
+            raise UserError(f"a gamma length has shape={shape}; expected above 0 and at most 100.")
+        self.mean = mean
+        self.shape = shape
+        self._end = shape + 10.0 * math.sqrt(shape) + 40.0  # scales within which all but 1 in 10^17 lengths lie
+
+    def probabilities(self, limit: int, location: float) -> Probabilities:
+        """The share of lengths at each number of tokens up to `limit`, if the scale is exp(location)."""
+        edges = np.exp(_log_edges(limit) - location)
+        below = np.ones(limit + 1)
+        within = int(np.searchsorted(edges, self._end))
+        below[:within] = _gamma_cdf(self.shape, edges[:within])
+        below[0] = 0.0
+        return np.diff(np.maximum.accumulate(below), prepend=0.0)  # rounding must not let it fall
+
+    @property
+    def lowest_location(self) -> float:
+        """Where every length is 1."""
+        return math.log(1.5 / self._end)
+
+    def highest_location(self, length: int) -> float:
+        """Where all but a few in a million are longer than `length`."""
+        return math.log(length) + (13.0 - math.lgamma(self.shape + 1.0)) / self.shape  # P(x) < x ** k / gamma(k + 1)
+
+    def __str__(self) -> str:
+        return f"gamma with a mean of {self.mean:g} tokens and shape {self.shape:g}"
+
+
+def _gamma_cdf(shape: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The regularized lower incomplete gamma function by its series, in which nothing cancels (DLMF 8.7.1)."""
+    term = np.exp(shape * np.log(x) - x - math.lgamma(shape + 1.0))
+    total, n = term.copy(), shape
+    while term.size and (term > 1e-17).any():
+        n += 1.0
+        term *= x / n
+        total += term
+    return np.minimum(total, 1.0)
 
 
 class Empirical:
@@ -140,4 +200,4 @@ class Empirical:
         return self._name
 
 
-LengthDistribution = Fixed | Uniform | Lognormal | Empirical
+LengthDistribution = Fixed | Uniform | Lognormal | Gamma | Empirical

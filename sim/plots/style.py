@@ -68,6 +68,8 @@ POLICY_LOOKS: dict[str, PolicyLook] = {
     "orca_oracle": PolicyLook(PURPLE, "D", ":"),
     "vllm_v0": PolicyLook(SKY, "o", "--"),
     "vllm_v1": PolicyLook(BLUE, "o", "-"),
+    "vllm_2023": PolicyLook(BLUE, "s", "--"),
+    "vllm_2023_prefix": PolicyLook(GREEN, "s", "-."),
     "sglang": PolicyLook(GREEN, "P", "-"),
     "tensorrt_llm_no_evict": PolicyLook(GREEN, "<", "--"),
     "tensorrt_llm_max_utilization": PolicyLook(GREEN, ">", ":"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
+from sim.claims import Finding
 from sim.plots import hit_rate, lines, waste, watermark
+from sim.plots.claims import claims_figure
 from sim.plots.points import IDENTITY, select_complete
 from sim.plots.style import save, settings
 from sim.plots.tables import REDO, read_table, require_columns
@@ -53,6 +55,12 @@ def draw_sweep(
         if points.sweeps_within_a_policy(watermark.WATERMARK):
             paths += save(watermark.watermark_figure(points, watermarks), folder, "watermark")
     return paths
+
+
+def draw_claims(findings: Sequence[Finding], folder: Path) -> list[Path]:
+    """Draws what became of a study's claims, at least one, into `folder`; returns the paths."""
+    with settings():
+        return save(claims_figure(findings), folder, "claims")
 
 
 def _sorted_out(

@@ -17,7 +17,7 @@ tensor-parallel group (all do the same at the same time):
   activations between stages. A pipeline then saves memory and no time; engines that keep more batches in flight gain
   throughput, not latency.
 - **copies** of shared blocks that are written to: every byte read once and written once.
-- **step overhead**: host work that is not hidden behind the GPU.
+- **step and sequence overhead**: host work that is not hidden behind the GPU, for the step and for each sequence in it.
 
 A sliding layer reads at most its window. `StepWork` has only sums over the batch, so the bound is applied to the sums:
 min(context, sequences * window) for decodes, min(pairs, tokens * window) and min(context, tokens + sequences * window)
@@ -53,6 +53,7 @@ class Roofline(WorkTimer):
         interconnect_efficiency: reached share of the link's peak.
         allreduce_latency: seconds of an all-reduce of nothing.
         step_overhead: seconds of host time that each step adds.
+        sequence_overhead: seconds of host time that each sequence adds to a step.
 
     Raises:
         UserError: a share outside (0, 1], a negative time, or degrees that do not split the model.
@@ -70,6 +71,7 @@ class Roofline(WorkTimer):
         interconnect_efficiency: float,
         allreduce_latency: float,
         step_overhead: float,
+        sequence_overhead: float = 0.0,
     ) -> None:
         shares = {
             "compute_efficiency": compute_efficiency,
@@ -81,12 +83,17 @@ class Roofline(WorkTimer):
         for key, share in shares.items():
             if not 0 < share <= 1:
                 raise UserError(f"timing.{key} is {share}; expected a share above 0 and at most 1.")
-        for key, time in (("allreduce_latency", allreduce_latency), ("step_overhead", step_overhead)):
+        times = {
+            "allreduce_latency": allreduce_latency,
+            "step_overhead": step_overhead,
+            "sequence_overhead": sequence_overhead,
+        }
+        for key, time in times.items():
             if time < 0:
                 raise UserError(f"timing.{key} is {time}; expected a number of seconds, 0 or more.")
         stages(model, deployment)  # says so if the degrees do not split the model
         flops, bandwidth = hardware.flops_per_second, hardware.bandwidth
-        self._overhead = step_overhead
+        self._overhead, self._sequence_overhead = step_overhead, sequence_overhead
         self._set_dense(model, deployment.tensor_parallel, flops * compute_efficiency, bandwidth * bandwidth_efficiency)
         self._set_attention(
             model, deployment, flops * attention_compute_efficiency, bandwidth * attention_bandwidth_efficiency
@@ -181,8 +188,9 @@ class Roofline(WorkTimer):
             read -= self._expert_read * math.expm1(tokens * self._log_miss)
         compute = tokens * self._token_compute
         total = self._overhead + self._latency + tokens * self._token_transfer + (compute if compute > read else read)
-        compute = work.num_sequences * self._row_compute
-        return total + (compute if compute > self._head_read else self._head_read)
+        sequences = work.num_sequences
+        compute = sequences * self._row_compute
+        return total + sequences * self._sequence_overhead + (compute if compute > self._head_read else self._head_read)
 
     def _decode_attention(self, sequences: int, kv_tokens: int, blocks: int) -> float:
         context = self._full_layers * kv_tokens

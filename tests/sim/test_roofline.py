@@ -192,9 +192,11 @@ def test_latent_attention_can_be_compute_bound() -> None:
         assert grown == pytest.approx(64_000 * 61 * seconds, rel=1e-6)
 
 
-def test_overhead_is_added_once_a_step() -> None:
-    slow, exact = ideal("llama-3.1-8b", "l4", step_overhead=0.01), ideal("llama-3.1-8b", "l4")
-    assert slow.seconds(decode(5, 100)) - exact.seconds(decode(5, 100)) == pytest.approx(0.01)
+def test_overheads_are_added_once_a_step_and_once_a_sequence() -> None:
+    exact = ideal("llama-3.1-8b", "l4").seconds(decode(5, 100))
+    for overhead, added in (("step_overhead", 0.01), ("sequence_overhead", 5 * 0.01)):
+        slow = ideal("llama-3.1-8b", "l4", **{overhead: 0.01}).seconds(decode(5, 100))
+        assert slow - exact == pytest.approx(added)
 
 
 @st.composite

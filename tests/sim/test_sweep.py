@@ -160,7 +160,7 @@ def test_an_option_that_no_point_knows_ends_the_sweep_with_one_line(sweep: Calla
 @pytest.fixture(scope="module")
 def kwon(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Kwon et al., SOSP 2023, Fig. 2, with 300 of its 7,200 requests and without figures."""
-    engines = "engine=orca_max,orca_pow2,orca_oracle,vllm_v1"
+    engines = "engine=orca_max,orca_pow2,orca_oracle,vllm_2023"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sim.plots.sweep.draw_sweep", lambda *_: [])
         folder = tmp_path_factory.mktemp("kwon")
@@ -203,10 +203,10 @@ def test_shares_of_the_orcas_are_near_those_of_the_figure(kwon: Sweep) -> None:
 
 def test_engines_use_their_memory_in_the_published_order(kwon: Sweep) -> None:
     used = saturated(kwon)["used"]
-    assert used["orca_max"] < used["orca_pow2"] < used["orca_oracle"] < used["vllm_v1"]
-    assert used["vllm_v1"] == pytest.approx(0.963, abs=0.06)
+    assert used["orca_max"] < used["orca_pow2"] < used["orca_oracle"] < used["vllm_2023"]
+    assert used["vllm_2023"] == pytest.approx(0.963, abs=0.06)
     running = kwon.table.set_index("engine")["mean_running_saturated"]
-    assert running["orca_max"] < running["orca_pow2"] < running["orca_oracle"] < running["vllm_v1"]
+    assert running["orca_max"] < running["orca_pow2"] < running["orca_oracle"] < running["vllm_2023"]
 
 
 def test_ours_are_printed_beside_the_published_figures(kwon: Sweep) -> None:
@@ -217,7 +217,7 @@ def test_ours_are_printed_beside_the_published_figures(kwon: Sweep) -> None:
         if "/" in line and "│" in line:
             engine, *cells = [cell.strip() for cell in line.strip("│ \n").split("│")]
             rows[engine] = cells
-    assert rows.keys() == {"orca_max", "orca_pow2", "orca_oracle", "vllm_v1"}
+    assert rows.keys() == {"orca_max", "orca_pow2", "orca_oracle", "vllm_2023"}
     ours = shares.loc["orca_max"]
     assert rows["orca_max"][1:] == [
         f"{100 * ours['used']:.1f} % / 20.4 %",
@@ -227,5 +227,5 @@ def test_ours_are_printed_beside_the_published_figures(kwon: Sweep) -> None:
         "7.00 / 7.00",
     ]
     assert rows["orca_oracle"][-1] == f"{running['orca_oracle']:.2f} / 13.62"
-    assert rows["vllm_v1"][1].endswith("/ 96.3 %")
-    assert rows["vllm_v1"][2].endswith("/ -")  # the paper splits what vLLM does not use no further
+    assert rows["vllm_2023"][1].endswith("/ 96.3 %")
+    assert rows["vllm_2023"][2].endswith("/ -")  # the paper splits what vLLM does not use no further

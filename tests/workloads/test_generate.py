@@ -11,7 +11,7 @@ from workloads.arrivals import AllAtOnce, ArrivalProcess, Constant, Gamma, Poiss
 from workloads.errors import UserError
 from workloads.generate import Synthetic
 from workloads.lengths import Fixed, LengthDistribution, Lognormal, Uniform
-from workloads.request import Request
+from workloads.request import HashIds, Request
 
 
 def synthetic(**changes: Any) -> Synthetic:
@@ -45,6 +45,27 @@ def test_constant_arrivals_and_fixed_lengths_are_known_in_advance() -> None:
         num_requests=3, rate=4.0, arrivals=Constant(), prompt_lengths=Fixed(6), output_lengths=Fixed(2)
     )
     assert list(workload) == [Request(0, 0.25, 6, 2), Request(1, 0.5, 6, 2), Request(2, 0.75, 6, 2)]
+
+
+def test_a_shared_prefix_comes_before_every_prompt_and_nothing_else_is_shared() -> None:
+    # 5 tokens of prefix and 6 of one's own; prompts and outputs are drawn as without, under a limit that is 5 lower.
+    first, second = synthetic(num_requests=2, prompt_lengths=Fixed(6), shared_prefix_tokens=5)
+    assert first.prompt_tokens == second.prompt_tokens == 11
+    assert isinstance(first.prompt, HashIds) and isinstance(second.prompt, HashIds)
+    assert first.prompt.block_size == 1
+    assert first.prompt.ids[:5] == second.prompt.ids[:5]
+    assert len({*first.prompt.ids, *second.prompt.ids}) == 5 + 6 + 6
+    plain = synthetic(max_model_len=2043)
+    behind = synthetic(shared_prefix_tokens=5)
+    assert prompts(behind) == [tokens + 5 for tokens in prompts(plain)]
+    assert outputs(behind) == outputs(plain)
+    assert all(request.prompt is None for request in plain)
+
+
+@pytest.mark.parametrize("tokens", [-1, 2047])
+def test_a_shared_prefix_that_leaves_no_room_is_refused(tokens: int) -> None:
+    with pytest.raises(UserError, match=rf"workload\.shared_prefix_tokens is {tokens}; expected 0 to 2046"):
+        synthetic(shared_prefix_tokens=tokens)
 
 
 def test_all_at_once_is_at_time_zero() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from workloads.errors import UserError
 from workloads.length_pairs import LengthPairs, pairs_within
-from workloads.lengths import Fixed, LengthDistribution, Lognormal, Uniform
+from workloads.lengths import Fixed, Gamma, LengthDistribution, Lognormal, Uniform
 
 
 def drawn(pairs: LengthPairs, num_pairs: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -60,18 +60,21 @@ REACHABLE = [
     (2048, Lognormal(600.0, 1.0), Lognormal(600.0, 1.0)),
     (2048, Lognormal(900.0, 0.1), Lognormal(900.0, 0.1)),
     (2048, Lognormal(2.1, 0.01), Lognormal(1.0, 1.0)),
+    (2048, Lognormal(161.31, 1.0), Gamma(337.99, 1.3)),
+    (2048, Gamma(900.0, 100.0), Gamma(900.0, 100.0)),
+    (131_072, Gamma(5_000.0, 0.2), Gamma(1.0, 0.01)),
 ]
 
 
 @pytest.mark.parametrize(("limit", "prompt", "output"), REACHABLE)
-def test_means_are_those_asked_for(limit: int, prompt: Lognormal, output: Lognormal) -> None:
+def test_means_are_those_asked_for(limit: int, prompt: Lognormal | Gamma, output: Lognormal | Gamma) -> None:
     pairs = pairs_within(limit, prompt, output)
     assert pairs.mean_prompt == pytest.approx(prompt.mean, rel=1e-6)
     assert pairs.mean_output == pytest.approx(output.mean, rel=1e-6)
 
 
 @pytest.mark.parametrize(("limit", "prompt", "output"), REACHABLE)
-def test_sample_means_are_those_asked_for(limit: int, prompt: Lognormal, output: Lognormal) -> None:
+def test_sample_means_are_those_asked_for(limit: int, prompt: Lognormal | Gamma, output: Lognormal | Gamma) -> None:
     for lengths, wanted in zip(
         drawn(pairs_within(limit, prompt, output), 50_000), (prompt.mean, output.mean), strict=True
     ):
@@ -110,6 +113,7 @@ lengths = st.one_of(
     st.builds(Fixed, st.integers(1, 60)),
     st.builds(lambda low, more: Uniform(low, low + more), st.integers(1, 60), st.integers(0, 60)),
     st.builds(Lognormal, st.floats(1.0, 40.0), st.floats(0.1, 2.0)),
+    st.builds(Gamma, st.floats(1.0, 40.0), st.floats(0.1, 20.0)),
 )
 
 

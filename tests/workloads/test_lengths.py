@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from workloads.errors import UserError
-from workloads.lengths import Empirical, Fixed, LengthDistribution, Lognormal, Uniform
+from workloads.lengths import Empirical, Fixed, Gamma, LengthDistribution, Lognormal, Uniform
 
 
 def shares(lengths: Fixed | Uniform | Empirical, limit: int) -> dict[int, float]:
@@ -44,6 +44,26 @@ def test_lognormal_rounds_to_the_nearest_length_and_up_to_one() -> None:
     assert probabilities[1] == pytest.approx(below(1.5), abs=1e-8)
     for length in (2, 3, 10, 20):
         assert probabilities[length] == pytest.approx(below(length + 0.5) - below(length - 0.5), abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "below"),
+    [
+        (0.5, lambda x: math.erf(math.sqrt(x))),
+        (1.0, lambda x: 1 - math.exp(-x)),
+        (3.0, lambda x: 1 - (1 + x + x * x / 2) * math.exp(-x)),
+    ],
+)
+def test_gamma_rounds_to_the_nearest_length_and_up_to_one(shape: float, below: Callable[[float], float]) -> None:
+    # Shapes whose distribution function has a closed form, with a scale of 10 tokens; 2,000 is far in the tail.
+    probabilities = Gamma(mean=5.0, shape=shape).probabilities(2000, location=math.log(10.0))
+    assert probabilities[0] == 0.0
+    assert probabilities[1] == pytest.approx(below(0.15), abs=1e-12)
+    for length in (2, 10, 50, 300):
+        expected = below(length / 10 + 0.05) - below(length / 10 - 0.05)
+        assert probabilities[length] == pytest.approx(expected, abs=1e-12)
+    assert probabilities.sum() == pytest.approx(1.0, abs=1e-12)
+    assert probabilities.min() >= 0.0
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "trace.jsonl", "trace.parquet"])
@@ -114,6 +134,8 @@ def test_a_missing_parquet_column_is_refused_with_those_that_are_there(tmp_path:
         (lambda: Lognormal(0.5, 1.0), "a lognormal length has mean=0.5; expected"),
         (lambda: Lognormal(math.nan, 1.0), "a lognormal length has mean=nan; expected"),
         (lambda: Lognormal(100.0, 0.0), "a lognormal length has sigma=0.0; expected"),
+        (lambda: Gamma(0.5, 1.0), "a gamma length has mean=0.5; expected"),
+        (lambda: Gamma(100.0, 0.0), "a gamma length has shape=0.0; expected"),
     ],
 )
 def test_an_impossible_length_is_refused(make: Callable[[], LengthDistribution], message: str) -> None:
