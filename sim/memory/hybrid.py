@@ -108,8 +108,9 @@ class HybridPagedMemory:
         self.block_size = block_size
         self.num_usable_blocks = num_blocks - num_reserved_blocks
         self.pool = BlockPool(num_blocks, num_reserved_blocks)
-        self._slides = [group.window is not None for group in layer_groups]
-        windows = {group.window for group in layer_groups if group.window is not None}
+        self.windows = [group.window for group in layer_groups]
+        self._slides = [window is not None for window in self.windows]
+        windows = {window for window in self.windows if window is not None}
         assert len(windows) <= 1, "one window per model"
         self._window = min(windows, default=0)
         self._num_sliding = sum(self._slides)
