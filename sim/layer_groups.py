@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from sim.kv_layout import ModelSpec
+from sim.hardware import Deployment
+from sim.kv_layout import ModelSpec, kv_bytes_per_layer
 
 PADDED_RATIO = Fraction(3, 2)  # types whose layer counts differ by less become one group each (vLLM 0.33; 5/4 in 0.11)
 
@@ -63,3 +64,17 @@ def padding_layers(groups: Sequence[LayerGroup]) -> int:
     """Layers that a block has room for and its group does not have, over all groups."""
     sizes = [len(group.layers) for group in groups]
     return len(sizes) * max(sizes) - sum(sizes)
+
+
+def grouped_kv_bytes(model: ModelSpec, deployment: Deployment, num_tokens: int, block_size: int) -> int:
+    """KV that a decoding sequence of `num_tokens` holds in the blocks of all groups and over all GPUs, bytes.
+
+    What padding leaves empty is included; so it is no less than `sequence_kv_bytes`, which knows of no groups.
+    """
+    groups = layer_groups(model)
+    blocks = 0
+    for group in groups:
+        full = -(-num_tokens // block_size)
+        blocks += full if group.window is None else min(full, -(-(group.window - 1) // block_size) + 1)
+    layers = max(len(group.layers) for group in groups)
+    return blocks * block_size * layers * kv_bytes_per_layer(model, deployment) * deployment.tensor_parallel

@@ -31,7 +31,6 @@ from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
 from workloads.time_scale import ScaledTime
 
-
 HYBRID_SWITCH = "disable_hybrid_kv_cache_manager"  # an option of memories that keep a block table for each layer group
 
 

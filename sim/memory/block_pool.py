@@ -56,7 +56,7 @@ class BlockPool:
         return block in self._cached
 
     def take(self, count: int) -> list[int]:
-        """Takes `count` blocks from the front of the free list, which has as many; keys they carry are lost (rule 1)."""
+        """Takes `count` blocks from the front of the free list, which has as many; they lose their keys (rule 1)."""
         free = self._free
         blocks = free[: -count - 1 : -1] if count else []
         del free[len(free) - len(blocks) :]

@@ -73,7 +73,7 @@ class KVMemory(Protocol):
         """
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none, and then it holds no more.
+        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none; then it gets nothing.
 
         What the sequence no longer needs for the tokens after its computed ones is given back before, in any case.
         """

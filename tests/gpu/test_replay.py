@@ -385,6 +385,7 @@ REFUSED = {
     "time scale kind": (["replay.time_scale=slow"], "replay.time_scale is 'slow'; expected a number or null."),
     # 9 x 10^10 tokens of 2 KiB are 1.8 x 10^14 bytes: more than an address space of 2^47 has room for.
     "pool memory": ([*HUGE, "gpu.device=cpu"], "171,661.4 GiB on cpu, where "),
+    "tables": (["memory=hybrid"], "the real engine reads one for each sequence; choose memory=paged."),
     "seed": (["seed=-1"], "seed is -1; expected a whole number of at least 0."),
 }
 

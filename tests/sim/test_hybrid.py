@@ -59,7 +59,7 @@ def held(one: Sequence) -> GroupTables:
     return one.blocks
 
 
-# ------------------------------------------------------------------------------------------------------- worked examples
+# ------------------------------------------------------------------------------------------------------ worked examples
 
 
 def test_ten_full_and_twenty_sliding_layers_hold_eleven_blocks_at_112_tokens():
@@ -107,7 +107,9 @@ def test_slots_behind_the_end_are_internal_in_every_group():
     assert memory.occupancy(None) == Occupancy(8, 0, 4, 0, 0, 45, 45, 0)
 
 
-@pytest.mark.parametrize(("window", "block_size", "tokens", "most"), [(4, 4, 1, 2), (128, 16, 1, 9), (1024, 16, 2048, 193)])
+@pytest.mark.parametrize(
+    ("window", "block_size", "tokens", "most"), [(4, 4, 1, 2), (128, 16, 1, 9), (1024, 16, 2048, 193)]
+)
 def test_a_window_straddles_block_boundaries(window: int, block_size: int, tokens: int, most: int) -> None:
     # ceil((window - 1 + tokens) / block) + 1: ceil(4 / 4) + 1, ceil(128 / 16) + 1, ceil(3,071 / 16) + 1.
     memory = hybrid(2000, [window], block_size=block_size, max_num_batched_tokens=tokens)
@@ -140,7 +142,7 @@ def test_a_sliding_group_never_holds_more_than_its_bound(window, block_size, bud
         assert len(full) - len(sliding) == max(0, before - window + 1) // block_size
 
 
-# ------------------------------------------------------------------------------------------------------------- admission
+# ------------------------------------------------------------------------------------------------------------ admission
 
 
 def test_admission_asks_for_the_blocks_of_all_groups():
@@ -161,14 +163,14 @@ def test_a_sliding_group_is_asked_for_no_more_than_it_ever_holds():
 
 
 def test_the_watermark_is_kept_while_others_run():
-    # 6 of 20 usable blocks are asked for and int(0.7 * 21) = 14 kept; with one more kept, int(0.72 * 21) = 15, too many.
+    # 6 of 20 usable blocks are asked for and int(0.7 * 21) = 14 kept; with int(0.72 * 21) = 15 kept, it is too many.
     for watermark, expected in ((0.7, True), (0.72, False)):
         memory = hybrid(21, [None, 40], block_size=2, watermark=watermark)
         assert admit(memory, sequence(6), others_run=True) is expected
         assert admit(memory, sequence(6, number=1), others_run=False)
 
 
-# ------------------------------------------------------------------------------------------------------------------ hits
+# ----------------------------------------------------------------------------------------------------------------- hits
 
 
 def test_a_prefix_shorter_than_a_block_hits_nothing():
@@ -285,7 +287,7 @@ def test_a_slot_that_one_of_two_holders_reads_is_used():
     assert occupancy.internal == 1 and occupancy.used == 3 + 3 + 3
 
 
-# ---------------------------------------------------------------------------------------------------- refusals, and vLLM
+# --------------------------------------------------------------------------------------------------- refusals, and vLLM
 
 
 def test_an_interval_at_which_no_block_ends_is_refused():

@@ -112,7 +112,7 @@ def audit(memory: Watched, live: list[Sequence], head: Sequence | None, seen_all
 
 
 class HybridServing(Serving):
-    """One to three groups with and without a window, in pools that hold a request of the model limit and a little more."""
+    """One to three groups with and without a window, in pools that hold a request of the model limit and little more."""
 
     @initialize(
         windows=st.sampled_from([[None], [4], [None, 4], [5, None], [3, 3, None], [None, None, 6], [None, 9, 9]]),
@@ -180,6 +180,8 @@ def test_a_scheduler_that_may_leap_does_not_over_hybrid_memory_and_decides_the_s
     runs = []
     for leap in (True, False):
         pool = HybridPagedMemory(num_blocks, groups, 64, scheduler["max_num_batched_tokens"], 2, prefix_caching=caching)
-        runs.append(observed(pool, ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler), requests, Record()))
+        runs.append(
+            observed(pool, ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler), requests, Record())
+        )
     assert_same(*runs)
     assert all(row["repeat"] == 1 for row in runs[0]["steps"])

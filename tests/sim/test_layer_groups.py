@@ -48,9 +48,7 @@ def with_layers(sliding: int, full: int) -> ModelSpec:
         ("llama-3.1-8b", [32], [None], 0),
     ],
 )
-def test_groups_of_the_bundled_models(
-    name: str, sizes: list[int], windows: list[int | None], padding: int
-) -> None:
+def test_groups_of_the_bundled_models(name: str, sizes: list[int], windows: list[int | None], padding: int) -> None:
     groups = layer_groups(model(name))
     assert [len(group.layers) for group in groups] == sizes
     assert [group.window for group in groups] == windows
