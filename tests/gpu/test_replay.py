@@ -385,7 +385,6 @@ REFUSED = {
     "time scale kind": (["replay.time_scale=slow"], "replay.time_scale is 'slow'; expected a number or null."),
     # 9 x 10^10 tokens of 2 KiB are 1.8 x 10^14 bytes: more than an address space of 2^47 has room for.
     "pool memory": ([*HUGE, "gpu.device=cpu"], "171,661.4 GiB on cpu, where "),
-    "tables": (["memory=hybrid"], "the real engine reads one for each sequence; choose memory=paged."),
     "seed": (["seed=-1"], "seed is -1; expected a whole number of at least 0."),
 }
 
@@ -398,6 +397,14 @@ def test_what_cannot_be_run_is_one_line(
     assert main(["replay", f"hydra.run.dir={tmp_path}", *trace(ROWS[:1]), *TIGHT, *overrides]) == 2
     assert expected in one_line(capsys)
     assert not list(tmp_path.glob(".*.part"))
+
+
+def test_tables_for_groups_of_layers_are_refused(
+    trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [option for option in TIGHT if "swap_space" not in option]
+    assert main(["replay", f"hydra.run.dir={tmp_path}", *trace(ROWS[:1]), *options, "memory=hybrid"]) == 2
+    assert "the real engine reads one for each sequence; choose memory=paged." in one_line(capsys)
 
 
 def test_a_model_that_the_engine_cannot_run_is_one_line(

@@ -112,7 +112,7 @@ def audit(memory: Watched, live: list[Sequence], head: Sequence | None, seen_all
 
 
 class HybridServing(Serving):
-    """One to three groups with and without a window, in pools that hold a request of the model limit and little more."""
+    """One to three groups, in pools that hold a request of the model limit and few blocks more."""
 
     @initialize(
         windows=st.sampled_from([[None], [4], [None, 4], [5, None], [3, 3, None], [None, None, 6], [None, 9, 9]]),
