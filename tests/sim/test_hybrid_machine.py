@@ -160,10 +160,10 @@ class HybridServing(Serving):
 
 
 TestHybridServing = HybridServing.TestCase
-TestHybridServing.settings = settings(max_examples=120, stateful_step_count=15, deadline=None)
+TestHybridServing.settings = settings(max_examples=80, stateful_step_count=12, deadline=None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     workloads(),
     st.sampled_from([[None, 7], [5, 5, None], [4]]),
