@@ -7,6 +7,7 @@ the published parameter count. Nothing here knows of requests; who may have the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -372,6 +373,7 @@ def pool_blocks(
     block_size: int,
     num_blocks: int | None = None,
     max_num_seqs: int = 256,
+    groups: Collection[Collection[int]] = (),
 ) -> int:
     """Blocks of KV in the pool: the same on every rank, so the stage with least room for its layers decides.
 
@@ -379,6 +381,7 @@ def pool_blocks(
         block_size: tokens of a block.
         num_blocks: a count from an engine's log; taken literally.
         max_num_seqs: rows of the dry run, see `non_kv_bytes`; vLLM's default is 256, on GPUs of 70 GiB and more 1,024.
+        groups: layers that share a block table, if not all do (`layer_groups.py`).
 
     Raises:
         UserError: the weights leave no room, or not one block fits.
@@ -391,17 +394,22 @@ def pool_blocks(
             raise UserError(f"memory.num_blocks is {num_blocks}; expected a whole number of at least 1.")
         return num_blocks
     others = non_kv_bytes(model, deployment, max_num_seqs)
+    sizes = [block_size * kv_bytes_per_layer(model, deployment) * _layers_of_block(stage, groups) for stage in parts]
     fits = min(
-        _kv_room(model, hardware, deployment, stage, others) // (stage.kv_bytes_per_token * block_size)
-        for stage in parts
+        _kv_room(model, hardware, deployment, stage, others) // size for stage, size in zip(parts, sizes, strict=True)
     )
     if fits < 1:
-        need = max(stage.kv_bytes_per_token for stage in parts) * block_size
+        need = max(sizes)
         raise UserError(
             f"{model.name} on {hardware.name}: not one block of {block_size} tokens ({need:,} bytes on a GPU) fits; "
             f"choose a smaller memory.block_size, more GPUs or a higher gpu_memory_utilization."
         )
     return fits
+
+
+def _layers_of_block(stage: Stage, groups: Collection[Collection[int]]) -> int:
+    """Layers of a stage that a block has room for: those of the largest group, as blocks of all groups are alike."""
+    return max((sum(layer in stage.layers for layer in group) for group in groups), default=len(stage.layers))
 
 
 def host_blocks(model: ModelSpec, deployment: Deployment, block_size: int, swap_space: float) -> int:

@@ -19,6 +19,7 @@ from sim.files import write_text
 from sim.goodput import ServiceLevel
 from sim.hardware import Deployment, Hardware
 from sim.kv_layout import ModelSpec, host_blocks, kv_bytes_per_token, model_len, pool_blocks
+from sim.layer_groups import LayerGroup, layer_groups, without_windows
 from sim.link import Link, TransferTime
 from sim.memory.interface import KVMemory
 from sim.memory.vattention import VAttentionMemory
@@ -27,12 +28,15 @@ from sim.progress import Progress
 from sim.recorder import Record, Recorder, Status
 from sim.scheduler.base import Scheduler
 from workloads.asked_limit import AskedLimit
+from workloads.errors import UserError
 from workloads.limit import FirstRequests
 from workloads.readers.trace import Trace
 from workloads.request import Workload
 from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
 from workloads.time_scale import ScaledTime
+
+HYBRID_SWITCH = "disable_hybrid_kv_cache_manager"  # an option of memories that keep a block table for each layer group
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,12 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     hardware: Hardware = build(config.hardware, "hardware")
     limit = model_len(model, deployment)
     leap = typed(config.engine.leap, bool, "engine.leap")
+    groups = _layer_groups(config, model)
+    if groups and real is not None:
+        raise UserError(
+            "memory=hybrid keeps a block table for each group of layers, but the real engine reads one for each "
+            "sequence; choose memory=paged."
+        )
     given = config.memory.get("num_blocks")
     about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
     block_size = whole_number(config, "memory.block_size", 1, **about)
@@ -103,23 +113,30 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
             block_size=block_size,
             num_blocks=None if given is None else whole_number(config, "memory.num_blocks", 1),
             max_num_seqs=whole_number(config, "scheduler.max_num_seqs", 1),
+            groups=[group.layers for group in groups],
         )
     swap_space: float = typed(config.memory.get("swap_space", 0.0), float, "memory.swap_space")
     num_host_blocks = host_blocks(model, deployment, block_size, swap_space)
     memory: KVMemory = build(
         config.memory,
         "memory",
-        ("swap_space", "page_bytes"),
+        ("swap_space", "page_bytes", HYBRID_SWITCH),
         **about,
         block_size=block_size,
         num_layers=model.num_layers,
         num_blocks=num_blocks,
+        layer_groups=groups,
         max_model_len=limit,
         num_host_blocks=num_host_blocks,
     )
     scheduler: Scheduler = build(
         config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap and real is None
     )
+    if groups and scheduler.async_scheduling:
+        raise UserError(
+            "memory=hybrid gives back what a step that has ended needed, which scheduler.async_scheduling=true plans "
+            "ahead of; set scheduler.async_scheduling=false or choose memory=paged."
+        )
     return Parts(
         **about,
         workload=_workload(config, limit),
@@ -131,6 +148,14 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         else timer or build(config.timing, "timing", **about),
         transfers=build(config.link, "link", block_size=block_size, **about),
     )
+
+
+def _layer_groups(config: DictConfig, model: ModelSpec) -> tuple[LayerGroup, ...]:
+    """Groups of layers with a block table each, if the memory keeps such; none for one that keeps a single table."""
+    if HYBRID_SWITCH not in config.memory:
+        return ()
+    disabled: bool = typed(config.memory[HYBRID_SWITCH], bool, f"memory.{HYBRID_SWITCH}")
+    return without_windows(model) if disabled else layer_groups(model)
 
 
 def simulate(

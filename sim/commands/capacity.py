@@ -23,6 +23,7 @@ from sim.kv_layout import (
     sequence_kv_bytes,
     stages,
 )
+from sim.layer_groups import grouped_kv_bytes, layer_groups
 from workloads.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Capacity:
             used = sequence_kv_bytes(self.model, self.deployment, self.num_tokens, 1)
             fits = self.pool_slots * self.bytes_per_token // held
             yield Holding("paged, windows freed", None, held, used, fits, None)
+        if (groups := len(layer_groups(self.model))) > 1:
+            held = grouped_kv_bytes(self.model, self.deployment, self.num_tokens, self.block_size)
+            used = sequence_kv_bytes(self.model, self.deployment, self.num_tokens, 1)
+            fits = self.pool_slots * self.bytes_per_token // held
+            yield Holding(f"paged, {groups} layer groups", None, held, used, fits, None)
 
     def _contiguous(self, policy: str, slots: int) -> Holding:
         size, used = self.bytes_per_token, self.num_tokens * self.bytes_per_token

@@ -144,6 +144,11 @@ class ContiguousMemory:
         sequence.blocks = []
 
     @property
+    def can_leap(self) -> bool:
+        """Whoever decodes takes nothing."""
+        return True
+
+    @property
     def can_share(self) -> bool:
         """A region has one holder."""
         return False

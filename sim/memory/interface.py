@@ -73,7 +73,10 @@ class KVMemory(Protocol):
         """
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none, and nothing changed."""
+        """Gives a running sequence room for `num_tokens` tokens in all. False if there is none; then it gets nothing.
+
+        What the sequence no longer needs for the tokens after its computed ones is given back before, in any case.
+        """
 
     @property
     def num_free_blocks(self) -> int:
@@ -82,6 +85,12 @@ class KVMemory(Protocol):
     @property
     def num_cached_blocks(self) -> int:
         """Those of them that hold a reusable prefix."""
+
+    @property
+    def can_leap(self) -> bool:
+        """Whether a decoding sequence takes just one block, whenever its last is full, and gives none back; only then
+        `room_left`, `decode` and `complete` may be called, and steps be taken many at a time.
+        """
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that `grow` to `num_tokens` tokens would take."""

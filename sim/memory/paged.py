@@ -57,17 +57,7 @@ class PagedMemory:
         reservation: Reservation | None = None,
         max_model_len: int = 0,
     ) -> None:
-        if block_size < 1:
-            raise UserError(f"memory.block_size is {block_size}; expected a whole number of at least 1.")
-        if not 0 <= watermark < 1:
-            raise UserError(f"memory.watermark is {watermark}; expected a share of the pool, at least 0 and below 1.")
-        if num_reserved_blocks < 0:
-            raise UserError(f"memory.num_reserved_blocks is {num_reserved_blocks}; expected at least 0.")
-        if num_blocks <= num_reserved_blocks:
-            raise UserError(
-                f"memory.num_blocks is {num_blocks}, of which {num_reserved_blocks} are never handed out; "
-                f"expected at least {num_reserved_blocks + 1}."
-            )
+        check_pool(num_blocks, block_size, watermark, num_reserved_blocks)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_usable_blocks = num_blocks - num_reserved_blocks
@@ -215,6 +205,11 @@ class PagedMemory:
             freed = [block for block in freed if not self.holders.leave(block)]
         self._free.extend(freed)
         sequence.blocks = []
+
+    @property
+    def can_leap(self) -> bool:
+        """Whoever decodes takes one block now and then, and gives none back."""
+        return True
 
     @property
     def can_share(self) -> bool:
@@ -369,3 +364,18 @@ class PagedMemory:
             self.prefix.hold(sequence, [])
             self.prefix.register(sequence, len(shared), sequence.computed)
         seen.update(table)
+
+
+def check_pool(num_blocks: int, block_size: int, watermark: float, num_reserved_blocks: int) -> None:
+    """Raises UserError for a size that leaves no block to hand out, or a watermark outside [0, 1)."""
+    if block_size < 1:
+        raise UserError(f"memory.block_size is {block_size}; expected a whole number of at least 1.")
+    if not 0 <= watermark < 1:
+        raise UserError(f"memory.watermark is {watermark}; expected a share of the pool, at least 0 and below 1.")
+    if num_reserved_blocks < 0:
+        raise UserError(f"memory.num_reserved_blocks is {num_reserved_blocks}; expected at least 0.")
+    if num_blocks <= num_reserved_blocks:
+        raise UserError(
+            f"memory.num_blocks is {num_blocks}, of which {num_reserved_blocks} are never handed out; "
+            f"expected at least {num_reserved_blocks + 1}."
+        )

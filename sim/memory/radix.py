@@ -193,6 +193,11 @@ class RadixMemory:
         sequence.blocks = []
 
     @property
+    def can_leap(self) -> bool:
+        """Whoever decodes takes one page now and then, and gives none back."""
+        return True
+
+    @property
     def can_share(self) -> bool:
         """Not as a fork does: to SGLang, several outputs of a prompt are requests that meet in the tree."""
         return False

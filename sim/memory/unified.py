@@ -79,6 +79,11 @@ class UnifiedCells:
         return 0
 
     @property
+    def can_leap(self) -> bool:
+        """Where the cells of a token are depends on all others of its step."""
+        return False
+
+    @property
     def can_share(self) -> bool:
         """A cell has one holder here."""
         return False

@@ -97,7 +97,7 @@ class Scheduler(ABC):
         self._forks: list[tuple[Sequence, Sequence]] = []  # since the last plan
         self.async_scheduling = async_scheduling
         self._leaving: dict[Sequence, None] = {}  # have finished, but hold what they held until after the next plan
-        self._leap = leap
+        self._leap = leap and memory.can_leap
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._reject_oversize = reject_oversize
@@ -164,7 +164,7 @@ class Scheduler(ABC):
             )
         if sequence.group is not None and not self.memory.can_share:
             raise UserError(
-                f"request {request.request_id} asks for {request.num_outputs} outputs of one prompt, which contiguous "
+                f"request {request.request_id} asks for {request.num_outputs} outputs of one prompt, which this "
                 "memory cannot share; choose memory=paged or leave workload.sampling out."
             )
         reason = self._reason_to_reject(sequence) if self._reject_oversize else None

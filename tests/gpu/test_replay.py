@@ -430,6 +430,14 @@ def test_what_cannot_be_run_is_one_line(
     assert not list(tmp_path.glob(".*.part"))
 
 
+def test_tables_for_groups_of_layers_are_refused(
+    trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [option for option in TIGHT if "swap_space" not in option]
+    assert main(["replay", f"hydra.run.dir={tmp_path}", *trace(ROWS[:1]), *options, "memory=hybrid"]) == 2
+    assert "the real engine reads one for each sequence; choose memory=paged." in one_line(capsys)
+
+
 def test_a_model_that_the_engine_cannot_run_is_one_line(
     trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,24 @@ def test_windows_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     # hold 40 requests, or 10,000 * 24 / (12 * 259) = 77.2.
     assert row(text, "paged, block 16")[5] == "40"
     assert row(text, "paged, windows freed")[5] == "77"
+    # Two groups of 12 layers without padding: the same.
+    assert row(text, "paged, 2 layer groups")[5] == "77"
+
+
+def test_groups_of_layers_cost_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    # Gemma-3-27B: 10 full layers, 52 sliding ones in 6 groups, blocks of 10 layers. A window touches 65 blocks.
+    argv = ["model=gemma-3-27b", "memory.num_blocks=10000", "request.output_tokens=100"]
+    text = printed(capsys, [*argv, "request.prompt_tokens=8400"])
+    # 8,500 tokens are 532 blocks: 10,000 * 62 / (10 * (532 + 6 * 65)) = 67.2, without padding 10,000 * 62 / (10 * 532 +
+    # 52 * 65) = 71.3, and 18 with all layers full.
+    assert row(text, "paged, block 16")[5] == "18"
+    assert row(text, "paged, windows freed")[5] == "71"
+    assert row(text, "paged, 7 layer groups")[5] == "67"
+    text = printed(capsys, [*argv, "request.prompt_tokens=860"])
+    # 960 tokens are 60 blocks in each layer: no window helps, and 70 places are held for 62 layers. 10,000 / 60 = 166.7
+    # against 10,000 * 62 / (70 * 60) = 147.6.
+    assert row(text, "paged, block 16")[5] == "166"
+    assert row(text, "paged, 7 layer groups")[5] == "147"
 
 
 def test_short_requests_show_no_window(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,7 @@ def test_more_outputs_than_seats_are_rejected_at_arrival() -> None:
 def test_contiguous_memory_cannot_share_a_prompt_and_says_so() -> None:
     memory = ContiguousMemory(64, 64, MaxReservation(), FirstFit(64))
     engine = ContinuousBatching(memory, 64, Fcfs())
-    with pytest.raises(UserError, match="request 0 asks for 2 outputs of one prompt, which contiguous memory cannot"):
+    with pytest.raises(UserError, match="request 0 asks for 2 outputs of one prompt, which this memory cannot"):
         engine.arrive(Request(0, 0.0, 3, 3, sampling=ParallelSampling(2)))
 
 

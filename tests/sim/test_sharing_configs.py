@@ -84,7 +84,7 @@ def test_beams_are_the_same_in_every_run_and_others_with_another_seed(simulate: 
     [
         (
             ["engine=orca_max", "workload/sampling=parallel"],
-            "request 0 asks for 2 outputs of one prompt, which contiguous memory cannot share; choose memory=paged or "
+            "request 0 asks for 2 outputs of one prompt, which this memory cannot share; choose memory=paged or "
             "leave workload.sampling out.",
         ),
         (["workload/sampling=beem"], "there is no workload/sampling named beem; did you mean beam?"),
