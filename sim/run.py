@@ -117,7 +117,7 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
     about: dict[str, Any] = {"model": model, "hardware": hardware, "deployment": deployment}
     return Parts(
         **about,
-        workload=_workload(config, limit),
+        workload=workload_of(config, limit),
         memory=memory,
         scheduler=scheduler,
         timer=real.timer(scheduler, num_blocks, num_host_blocks, deployment)
@@ -215,7 +215,7 @@ def trace_facts(workload: Workload) -> dict[str, Any]:
     return taken_for | {"rows_dropped": dict(getattr(workload, "dropped", {}))}
 
 
-def _workload(config: DictConfig, max_model_len: int) -> Workload:
+def workload_of(config: DictConfig, max_model_len: int) -> Workload:
     """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly, all ask for
     `workload.sampling` and may generate `workload.max_tokens`.
     """

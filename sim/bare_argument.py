@@ -1,0 +1,32 @@
+"""Arguments without a key, such as a file or a name, where Hydra knows only key=value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Options of Hydra whose value is a word of its own.
+_TAKES_A_WORD = {
+    *("-c", "--cfg", "-p", "--package", "-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir"),
+    *("-i", "--info", "--experimental-rerun"),
+}
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The bare arguments, and all others in their order. A word with = in it is bare only if there is such a file."""
+    bare, rest = [], []
+    for before, word in zip(["", *argv], argv, strict=False):
+        is_bare = not word.startswith("-") and before not in _TAKES_A_WORD and ("=" not in word or Path(word).is_file())
+        (bare if is_bare else rest).append(word)
+    return bare, rest
+
+
+def quoted(value: str) -> str:
+    """The value as Hydra's grammar takes it for text, whatever is in it."""
+    if _PLAIN.fullmatch(value):
+        return value
+    # Within quotes Hydra takes backslashes for themselves, unless they stand before the quote.
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", value)
+    escaped = re.sub(r"\\+$", lambda match: match[0] * 2, escaped).replace("${", r"\${")
+    return f"'{escaped}'"
