@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+
+from workloads.errors import UserError
 
 # Options of Hydra whose value is a word of its own.
 _TAKES_A_WORD = {
@@ -30,3 +33,22 @@ def quoted(value: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", value)
     escaped = re.sub(r"\\+$", lambda match: match[0] * 2, escaped).replace("${", r"\${")
     return f"'{escaped}'"
+
+
+def with_path(argv: list[str]) -> list[str]:
+    """The arguments, a bare one as the path of the workload: `FILE` is `workload.path=FILE`.
+
+    Raises:
+        UserError: there are several, or a path besides.
+    """
+    bare, rest = split(argv)
+    if len(bare) > 1:
+        raise UserError(f"one file at a time, not {' and '.join(bare)}; options are given as key=value.")
+    if bare and any(word.startswith("workload.path=") for word in rest):
+        raise UserError(f"the file is given twice: {bare[0]} and workload.path=. Leave one of them out.")
+    return [*rest, *(f"workload.path={quoted(path)}" for path in bare)]
+
+
+def on_command_line(path: Path) -> str:
+    """The path as a shell hands it to Hydra, to be copied from the screen."""
+    return shlex.quote(quoted(str(path)))

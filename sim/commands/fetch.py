@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _fetch(config: DictConfig) -> None:
+    from sim.bare_argument import on_command_line
     from sim.config import typed
     from workloads.fetching import cache_folder, fetch
 
@@ -47,7 +48,7 @@ def _fetch(config: DictConfig) -> None:
         fetched = fetch(trace, folder, report)
     print(_checked(fetched))
     print(fetched.path)
-    print(f"kvtwin sim workload=trace workload.path={quoted_path(fetched.path)} {trace.options}".rstrip())
+    print(f"kvtwin sim workload=trace workload.path={on_command_line(fetched.path)} {trace.options}".rstrip())
 
 
 def _named(name: str) -> Published:
@@ -83,15 +84,6 @@ def _list(folder: Path) -> None:
         here = "yes" if (folder / trace.file_name).is_file() else ""
         table.add_row(trace.name, trace.title, trace.licence, checksum, here)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def quoted_path(path: Path) -> str:
-    """The path as a shell and Hydra both take it."""
-    from shlex import quote
-
-    from sim.bare_argument import quoted
-
-    return quote(quoted(str(path)))
 
 
 @contextmanager
