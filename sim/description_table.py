@@ -21,7 +21,7 @@ def print_description(summary: dict[str, Any]) -> None:
             figures.add_row(name, value)
         figures.add_section()
     console.print(figures)
-    lengths = Table(title="tokens a request", title_justify="left")
+    lengths = Table(title="tokens of a request", title_justify="left")
     for column in ("", "mean", "min", "p50", "p90", "p99", "max", "total"):
         lengths.add_column(column, justify="right" if column else "left")
     for name, row in summary["lengths"].items():

@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from sim.plots.bins import Floats, Ints
 from sim.plots.style import INK, WINE, label_log_axis, new_figure, write_footnote, write_title
+from workloads.statistics.arrivals import FEWEST_WINDOWS
 
 if TYPE_CHECKING:
     from workloads.description import Description
@@ -34,7 +35,7 @@ def description_figure(description: Description, summary: dict[str, Any]) -> Fig
         figure,
         [
             f"Rate in bins of {summary['rate_over_time']['bin_s']:,g} s; the last one, in which the trace ends, is left "
-            "out. Dispersion: variance over mean of the counts; windows of which there are too few are left out.",
+            f"out. Windows of which the trace has fewer than {FEWEST_WINDOWS} are left out too.",
         ],
     )
     return figure
@@ -72,7 +73,7 @@ def _draw_dispersion(ax: Axes, windows: list[dict[str, Any]]) -> None:
     label_log_axis(ax.yaxis, min(1.0, *indices), max(1.0, *indices))
     ax.set_xlabel("length of the windows (s, log scale)")
     ax.set_ylabel("variance / mean (log scale)")
-    ax.legend(loc="upper left")
+    ax.legend(loc="best")
 
 
 def _draw_lengths(ax: Axes, description: Description) -> None:
@@ -102,9 +103,9 @@ def _draw_gaps(ax: Axes, description: Description, gaps: dict[str, Any]) -> None
         _write_nothing(ax, "all arrive at once")
         return
     ax.step(lengths, shares, where="post", color=INK, label=f"this workload, CV {gaps['cv']:.2f}")
-    around: Floats = gaps["mean_s"] * 10.0 ** np.linspace(-4, 1.2, 200)
+    around: Floats = gaps["mean_s"] * 10.0 ** np.linspace(-3.5, 1.2, 200)
     ax.plot(around, -np.expm1(-around / gaps["mean_s"]), color=WINE, linestyle="--", label="exponential, same mean")
-    lowest = min(gaps["mean_s"] / 1e3, max(float(lengths[-1]) / 1e6, float(lengths[0]), gaps["mean_s"] / 1e6))
+    lowest = gaps["mean_s"] / 3000  # an exponential has 0.03 % of its gaps below
     ax.set_xscale("log")
     label_log_axis(ax.xaxis, lowest, float(lengths[-1]))
     ax.set_xlim(lowest, 1.5 * max(float(lengths[-1]), 3 * gaps["mean_s"]))
@@ -112,7 +113,7 @@ def _draw_gaps(ax: Axes, description: Description, gaps: dict[str, Any]) -> None
     ax.set_xlabel(f"gap (s, log scale{zero})")
     ax.set_ylabel("share of gaps up to it")
     _share_axis(ax)
-    ax.legend(loc="upper left")
+    ax.legend(loc="best")
 
 
 def _corners(count: int) -> Ints:

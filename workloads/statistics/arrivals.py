@@ -41,7 +41,7 @@ class Gaps:
         self._num_gaps += len(gaps)
         self._num_zero += int((gaps == 0).sum())
         self._sum += float(gaps.sum())
-        self._squares += float(gaps @ gaps)
+        self._squares += float((gaps * gaps).sum())
         self._longest = max(self._longest, float(gaps.max()))
         self._counts += np.bincount(np.searchsorted(GAP_EDGES_S, gaps), minlength=len(self._counts))
 
@@ -97,7 +97,7 @@ class Dispersion:
 
     def _close(self, counts: Ints) -> None:
         self._sum += int(counts.sum())
-        self._squares += int(counts @ counts)
+        self._squares += int((counts * counts).sum())
 
     def summary(self) -> dict[str, float | None]:
         """Whole windows, empty ones included, their mean count, and the index; None if there are too few windows."""

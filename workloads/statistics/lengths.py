@@ -65,9 +65,9 @@ class Correlation:
         self.count += len(a)
         self.x += float(a.sum())
         self.y += float(b.sum())
-        self.xx += float(a @ a)
-        self.yy += float(b @ b)
-        self.xy += float(a @ b)
+        self.xx += float((a * a).sum())
+        self.yy += float((b * b).sum())
+        self.xy += float((a * b).sum())
 
     @property
     def value(self) -> float | None:
