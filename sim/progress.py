@@ -46,7 +46,9 @@ class Progress:
             return
         self._shown_at = clock
         speed = requests / (clock - self._started_at)
-        self._bar.update(self._task, completed=requests, description=f"{now:,.0f} s {self._what}, {speed:,.0f} requests/s")
+        self._bar.update(
+            self._task, completed=requests, description=f"{now:,.0f} s {self._what}, {speed:,.0f} requests/s"
+        )
         self._bar.refresh()
 
     def __exit__(

@@ -104,6 +104,8 @@ def _gathered(requests: Iterator[Request]) -> Iterator[Columns]:
             np.fromiter(map(attrgetter("arrival_s"), batch), np.float64, count),
             np.fromiter(map(attrgetter("prompt_tokens"), batch), np.int64, count),
             np.fromiter(map(attrgetter("output_tokens"), batch), np.int64, count),
-            np.fromiter(map(attrgetter("num_outputs"), batch), np.int64, count) if several else np.ones(count, np.int64),
+            np.fromiter(map(attrgetter("num_outputs"), batch), np.int64, count)
+            if several
+            else np.ones(count, np.int64),
             prompts if any(prompts) else None,
         )

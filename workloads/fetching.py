@@ -156,15 +156,15 @@ def _transfer(trace: Published, part: Path, tag: Path, report: Report) -> None:
             tag.unlink(missing_ok=True)
             raise _BrokenOff("the server has another file than the one begun") from None
         if error.code in _TRY_AGAIN:
-            raise _BrokenOff(f"HTTP {error.code} {error.reason}") from None
+            raise _BrokenOff(f"HTTP {error.code} {_one_line(error.reason)}") from None
         raise UserError(
-            f"cannot fetch {trace.url}: HTTP {error.code} {error.reason}. See {trace.page} for where the publisher has "
+            f"cannot fetch {trace.url}: HTTP {error.code} {_one_line(error.reason)}. See {trace.page} for where the publisher has "
             "it now; workload.path= takes a file from anywhere."
         ) from None
     except urllib.error.URLError as error:
-        raise _BrokenOff(str(error.reason)) from None
+        raise _BrokenOff(_one_line(error.reason)) from None
     except (http.client.HTTPException, OSError) as error:  # of the connection; the disk's own is a UserError by now
-        raise _BrokenOff(str(error) or type(error).__name__) from None
+        raise _BrokenOff(_one_line(error) or type(error).__name__) from None
 
 
 def _receive(
@@ -223,10 +223,15 @@ def _close(stream: BinaryIO, part: Path) -> None:
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:
+    kept = " What has come is kept, and the same command goes on from there." if path.suffix == ".part" else ""
     return UserError(
-        f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with fetch.dir=. "
-        "What has come is kept, and the same command goes on from there."
+        f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with fetch.dir=.{kept}"
     )
+
+
+def _one_line(reason: object) -> str:
+    """What a server or the system says, as part of a message."""
+    return " ".join(str(reason).split())
 
 
 def _read_tag(tag: Path) -> str:

@@ -67,7 +67,8 @@ def write_burstgpt(path: Path, rows: int) -> None:
             outputs[generator.random(count) < 0.0726] = 0
             lines = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
             file.writelines(
-                f"{time}.0,,1.25,ChatGPT,{prompt},{output},{prompt + output},API log\n" for time, prompt, output in lines
+                f"{time}.0,,1.25,ChatGPT,{prompt},{output},{prompt + output},API log\n"
+                for time, prompt, output in lines
             )
 
 

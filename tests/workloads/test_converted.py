@@ -175,12 +175,16 @@ def test_what_goes_wrong_leaves_no_file_and_the_old_one_alone(tmp_path: Path) ->
 def rewritten(path: Path, **columns: Any) -> str:
     """A file of two good rows, with some columns exchanged; None takes one out."""
     rows = [row_of(Request(0, 1.0, 5, 6)), row_of(Request(1, 2.0, 7, 8, prompt=HashIds((1,), 16)))]
-    table = pa.table([pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)], SCHEMA)
+    table = pa.table(
+        [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)], SCHEMA
+    )
     for name, values in columns.items():
         at = table.schema.get_field_index(name)
         table = table.remove_column(at)
         if values is not None:
-            table = table.add_column(at, pa.field(name, SCHEMA.field(name).type), pa.array(values, SCHEMA.field(name).type))
+            table = table.add_column(
+                at, pa.field(name, SCHEMA.field(name).type), pa.array(values, SCHEMA.field(name).type)
+            )
     pq.write_table(table, path)
     return str(path)
 

@@ -121,7 +121,9 @@ class ConvertedWorkload:
             batch = batch.filter(pa.array(kept))
             arrivals = np.concatenate([[latest_s], batch.column("arrival_s").to_numpy()])
             if (arrivals[1:] < arrivals[:-1]).any():
-                raise UserError(f"{self._path} has rows out of order; expected them sorted by arrival_s. Sort the file.")
+                raise UserError(
+                    f"{self._path} has rows out of order; expected them sorted by arrival_s. Sort the file."
+                )
             latest_s = float(arrivals[-1])
             num_kept += batch.num_rows
             yield from self._requests(batch, request_ids)
@@ -181,7 +183,9 @@ def _counts(batch: pa.RecordBatch, name: str) -> Any:
     return pc.and_(pc.greater_equal(column, 1), pc.less_equal(column, MAX_TOKENS))
 
 
-def _prompt(block_size: int | None, hash_ids: list[int] | None, token_ids: list[int] | None) -> HashIds | TokenIds | None:
+def _prompt(
+    block_size: int | None, hash_ids: list[int] | None, token_ids: list[int] | None
+) -> HashIds | TokenIds | None:
     if hash_ids is not None and block_size is not None:
         return HashIds(tuple(hash_ids), block_size)
     return None if token_ids is None else TokenIds(tuple(token_ids))
