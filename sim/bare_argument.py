@@ -18,7 +18,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The bare arguments, and all others in their order. A word with = in it is bare only if there is such a file."""
-    bare, rest = [], []
+    bare: list[str] = []
+    rest: list[str] = []
     for before, word in zip(["", *argv], argv, strict=False):
         is_bare = not word.startswith("-") and before not in _TAKES_A_WORD and ("=" not in word or Path(word).is_file())
         (bare if is_bare else rest).append(word)

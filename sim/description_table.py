@@ -85,8 +85,8 @@ def _notes(summary: dict[str, Any]) -> Iterator[str]:
     if (reuse := summary["prefix_reuse"]) is not None:
         known = "" if reuse["requests_known"] == summary["requests"] else f" of {reuse['requests_known']:,} requests"
         yield (
-            f"Prefix reuse{known}: nothing is evicted, and a block is there once its request has arrived. Counting took "
-            f"about {reuse['counting_bytes'] / 1e6:,.1f} MB."
+            f"Prefix reuse{known}: nothing is evicted, and a block is there once its request has arrived. Counting "
+            f"took about {reuse['counting_bytes'] / 1e6:,.1f} MB."
         )
 
 

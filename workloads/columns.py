@@ -47,9 +47,13 @@ class Columns:
 
     def first(self, count: int) -> Columns:
         """The first `count` of them."""
-        prompts = None if self.prompts is None else self.prompts[:count]
-        kept = (self.arrival_s, self.prompt_tokens, self.output_tokens, self.num_outputs)
-        return Columns(*(column[:count] for column in kept), prompts)
+        return Columns(
+            self.arrival_s[:count],
+            self.prompt_tokens[:count],
+            self.output_tokens[:count],
+            self.num_outputs[:count],
+            None if self.prompts is None else self.prompts[:count],
+        )
 
 
 def columns_of(workload: Workload) -> Iterator[Columns]:

@@ -47,8 +47,10 @@ class Description:
             self.first_s = float(columns.arrival_s[0])
         self.last_s = float(columns.arrival_s[-1])
         self.num_requests += len(columns)
-        for each in (self.gaps, self.rate, *self.dispersions):
-            each.add(columns.arrival_s)
+        self.gaps.add(columns.arrival_s)
+        self.rate.add(columns.arrival_s)
+        for dispersion in self.dispersions:
+            dispersion.add(columns.arrival_s)
         generated = columns.output_tokens * columns.num_outputs
         total = columns.prompt_tokens + generated
         self._generated += int(generated.sum())

@@ -158,8 +158,8 @@ def _transfer(trace: Published, part: Path, tag: Path, report: Report) -> None:
         if error.code in _TRY_AGAIN:
             raise _BrokenOff(f"HTTP {error.code} {_one_line(error.reason)}") from None
         raise UserError(
-            f"cannot fetch {trace.url}: HTTP {error.code} {_one_line(error.reason)}. See {trace.page} for where the publisher has "
-            "it now; workload.path= takes a file from anywhere."
+            f"cannot fetch {trace.url}: HTTP {error.code} {_one_line(error.reason)}. See {trace.page} for "
+            "where the publisher has it now; workload.path= takes a file from anywhere."
         ) from None
     except urllib.error.URLError as error:
         raise _BrokenOff(_one_line(error.reason)) from None
@@ -225,7 +225,8 @@ def _close(stream: BinaryIO, part: Path) -> None:
 def _cannot_write(path: Path, error: OSError) -> UserError:
     kept = " What has come is kept, and the same command goes on from there." if path.suffix == ".part" else ""
     return UserError(
-        f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with fetch.dir=.{kept}"
+        f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with fetch.dir=."
+        + kept
     )
 
 

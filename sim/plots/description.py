@@ -34,8 +34,8 @@ def description_figure(description: Description, summary: dict[str, Any]) -> Fig
     write_footnote(
         figure,
         [
-            f"Rate in bins of {summary['rate_over_time']['bin_s']:,g} s; the last one, in which the trace ends, is left "
-            f"out. Windows of which the trace has fewer than {FEWEST_WINDOWS} are left out too.",
+            f"Rate in bins of {summary['rate_over_time']['bin_s']:,g} s; the last one, in which the trace ends, is "
+            f"left out. Windows of which the trace has fewer than {FEWEST_WINDOWS} are left out too.",
         ],
     )
     return figure

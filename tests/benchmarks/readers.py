@@ -73,7 +73,7 @@ def write_burstgpt(path: Path, rows: int) -> None:
 
 
 def describe(path: Path) -> None:
-    """Prints how long the command takes in a process of its own, start and figure included, and the memory it peaks at."""
+    """Prints how long the command takes in a process of its own, start and figure included, and its peak memory."""
     start = time.perf_counter()
     arguments = [str(path), "workload.on_bad_row=drop", f"hydra.run.dir={path.parent / 'description'}"]
     subprocess.run([sys.executable, "-c", DESCRIBE, *arguments], check=True)

@@ -228,7 +228,7 @@ def test_where_no_checksum_is_known_the_first_fetch_is_trusted_and_noted(server:
 def test_a_file_that_was_changed_here_is_not_taken(server: Server, tmp_path: Path) -> None:
     path = fetch(server.trace(), tmp_path).path
     path.write_bytes(CONTENT + b"\n")
-    with pytest.raises(UserError, match="is not what was fetched.*Remove it and fetch it again"):
+    with pytest.raises(UserError, match=r"is not what was fetched.*Remove it and fetch it again"):
         fetch(server.trace(), tmp_path)
 
 
@@ -329,7 +329,7 @@ def test_the_command_fetches_and_says_how_to_go_on(
     assert printed.err == ""  # no bar where there is no terminal
     assert main([f"fetch.dir='{folder}'"]) == 0
     assert re.search(r"mine .* a trace .* CC-BY .* first fetch .* yes", capsys.readouterr().out)
-    with pytest.raises(UserError, match="there is no trace named mime; did you mean mine?"):
+    with pytest.raises(UserError, match=r"there is no trace named mime; did you mean mine\?"):
         main(["mime"])
     with pytest.raises(UserError, match="one trace at a time, not mine and yours"):
         main(["mine", "yours"])

@@ -1,4 +1,4 @@
-"""How requests arrive: gaps between them, counts per window, and the rate over time. Each in one pass and bounded memory.
+"""How requests arrive: gaps between them, counts per window, and the rate over time; in one pass and bounded memory.
 
 Poisson arrivals have gaps with a coefficient of variation of 1, and counts whose variance is their mean, whatever the
 window (index of dispersion 1; Cox and Lewis, 1966). Above 1 is burstier. An index that grows with the window says

@@ -1,4 +1,4 @@
-"""How long requests are: exact counts of each length, so quantiles are exact and memory grows with distinct lengths only."""
+"""How long requests are: counts of each length, so quantiles are exact and memory grows with distinct lengths only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LengthCounts:
         return np.array(values, np.int64), np.cumsum([self._counts[value] for value in values])
 
     def summary(self) -> dict[str, float]:
-        """Mean, min, max, total and percentiles in tokens; a percentile is the smallest length that covers its share."""
+        """Mean, min, max, total and percentiles in tokens; a percentile is the shortest that covers its share."""
         values, ranks = self.distribution()
         count = self._counts.total()
         places = {percent: np.searchsorted(ranks, -(-percent * count // 100)) for percent in PERCENTILES}
