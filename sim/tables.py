@@ -14,21 +14,21 @@ ROWS_PER_GROUP = 65_536
 
 
 class Table:
-    """A Parquet file that takes rows one at a time and keeps at most `rows_per_group` of them in memory.
+    """A Parquet file that takes rows one at a time and keeps at most a group of them in memory.
 
     The file appears under its name when the table is closed.
 
     Args:
         path: where to.
         schema: columns, in order.
-        rows_per_group: rows written at once.
+        rows_per_group: rows written at once; None: `ROWS_PER_GROUP`.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int = ROWS_PER_GROUP) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int | None = None) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.part")
         self._schema = schema
-        self._rows_per_group = rows_per_group
+        self._rows_per_group = ROWS_PER_GROUP if rows_per_group is None else rows_per_group
         self._rows: list[tuple[Any, ...]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
