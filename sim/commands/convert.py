@@ -53,6 +53,7 @@ def write(workload: Workload, path: Path) -> int:
     import pyarrow as pa
 
     from sim.progress import Progress
+    from sim.run import seldom_collected
     from sim.tables import Table
     from workloads.readers.converted import SCHEMA, row_of
 
@@ -61,7 +62,7 @@ def write(workload: Workload, path: Path) -> int:
     num_requests = 0
     table = Table(path, SCHEMA, ROWS_PER_GROUP)
     try:
-        with Progress(workload.num_requests, "converted") as progress:
+        with Progress(workload.num_requests, "converted") as progress, seldom_collected():
             for num_requests, request in enumerate(workload, 1):
                 table.add(row_of(request))
                 progress.update(num_requests, request.arrival_s)

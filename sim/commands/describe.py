@@ -33,7 +33,7 @@ def _describe(config: DictConfig) -> None:
     from sim.hardware import Deployment
     from sim.kv_layout import model_len
     from sim.progress import Progress
-    from sim.run import trace_facts, workload_of
+    from sim.run import seldom_collected, trace_facts, workload_of
     from workloads.description import describe
 
     hydra = HydraConfig.get().runtime
@@ -45,7 +45,7 @@ def _describe(config: DictConfig) -> None:
         raise UserError(f"seconds_per_output_token is {per_token_s}; expected a finite number of seconds above 0.")
     draws: bool = typed(config.plots, bool, "plots")
     workload = workload_of(config, limit)
-    with Progress(workload.num_requests, "of the workload") as progress:
+    with Progress(workload.num_requests, "of the workload") as progress, seldom_collected():
         description = describe(workload, block_size, per_token_s, progress.update)
     facts = trace_facts(workload)
     kept = description.num_requests
