@@ -21,7 +21,7 @@ from typing import BinaryIO, Literal
 from workloads.errors import UserError
 from workloads.published import Published
 
-PAUSES_S = (1.0, 4.0, 16.0)  # before each further try; one that gets some bytes across starts them anew
+PAUSES_S = (1.0, 3.0, 9.0)  # before each further try; one that gets some bytes across starts them anew
 TIMEOUT_S = 30.0  # without a byte
 _CHUNK = 1 << 18
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)

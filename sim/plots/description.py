@@ -46,10 +46,11 @@ def _draw_rate(ax: Axes, description: Description, mean: float | None) -> None:
     edges = np.arange(len(counts) + 1) * bin_s
     scale, unit = next((s, u) for s, u in ((DAY_S, "days"), (HOUR_S, "h"), (0.0, "s")) if edges[-1] >= 2 * s)
     ax.stairs(counts / bin_s, edges / (scale or 1.0), fill=True, color=INK, alpha=0.75)
+    said = ""
     if mean is not None:
-        ax.axhline(mean, color=WINE, linestyle="--", linewidth=1.2, label=f"mean {mean:,.3g}")
-        ax.legend(loc="upper right")
-    ax.set_title("Requests over time", loc="left")
+        ax.axhline(mean, color=WINE, linestyle="--", linewidth=1.2)
+        said = f"; dashed: mean {mean:,.3g}/s"
+    ax.set_title(f"Requests over time{said}", loc="left")
     ax.set_xlabel(f"time since the first arrival ({unit})")
     ax.set_ylabel("requests/s")
     ax.set_xlim(0, edges[-1] / (scale or 1.0))
