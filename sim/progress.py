@@ -21,10 +21,12 @@ class Progress:
 
     Args:
         total: requests that will come, or None if that is not known.
+        what: becomes of the seconds that go by.
     """
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, what: str = "simulated") -> None:
         self._total = total
+        self._what = what
         self._shown_at = self._started_at = time.perf_counter()
         self._visible = sys.stderr.isatty() and not _in_a_sweep()
 
@@ -41,12 +43,14 @@ class Progress:
         return self
 
     def update(self, requests: int, now: float) -> None:
-        """Shows that so many requests have ended by `now`, in simulated seconds."""
+        """Shows that so many requests are done by `now`, in seconds of the run or of the workload."""
         if not self._visible or (clock := time.perf_counter()) - self._shown_at < REFRESH_S:
             return
         self._shown_at = clock
         speed = requests / (clock - self._started_at)
-        self._bar.update(self._task, completed=requests, description=f"{now:,.0f} s simulated, {speed:,.0f} requests/s")
+        self._bar.update(
+            self._task, completed=requests, description=f"{now:,.0f} s {self._what}, {speed:,.0f} requests/s"
+        )
         self._bar.refresh()
 
     def __exit__(

@@ -139,7 +139,7 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         )
     return Parts(
         **about,
-        workload=_workload(config, limit),
+        workload=workload_of(config, limit),
         concurrency=typed(config.workload.get("concurrency"), int | None, "workload.concurrency"),
         memory=memory,
         scheduler=scheduler,
@@ -232,7 +232,7 @@ def serve(
     arrivals = _arrivals(parts.workload, parts.concurrency)
     engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, report, link)
     env.process(engine.serve())
-    with _seldom_collected():
+    with seldom_collected():
         env.run()
 
 
@@ -253,8 +253,10 @@ def _close(
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """A run makes many objects and no reference cycles; looking for them at the usual rate would cost a tenth of it."""
+def seldom_collected() -> Iterator[None]:
+    """Runs and workloads make many objects and no reference cycles; looking for them as often as usual costs a tenth of
+    a run, and a third of reading a trace.
+    """
     usual = gc.get_threshold()
     gc.set_threshold(100_000, *usual[1:])
     try:
@@ -271,7 +273,7 @@ def trace_facts(workload: Workload) -> dict[str, Any]:
     return taken_for | {"rows_dropped": dict(getattr(workload, "dropped", {}))}
 
 
-def _workload(config: DictConfig, max_model_len: int) -> Workload:
+def workload_of(config: DictConfig, max_model_len: int) -> Workload:
     """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly, all ask for
     `workload.sampling` and may generate `workload.max_tokens`.
     """

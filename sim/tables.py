@@ -14,19 +14,21 @@ ROWS_PER_GROUP = 65_536
 
 
 class Table:
-    """A Parquet file that takes rows one at a time and keeps at most `ROWS_PER_GROUP` of them in memory.
+    """A Parquet file that takes rows one at a time and keeps at most a group of them in memory.
 
     The file appears under its name when the table is closed.
 
     Args:
         path: where to.
         schema: columns, in order.
+        rows_per_group: rows written at once; None: `ROWS_PER_GROUP`.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int | None = None) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.part")
         self._schema = schema
+        self._rows_per_group = ROWS_PER_GROUP if rows_per_group is None else rows_per_group
         self._rows: list[tuple[Any, ...]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ class Table:
     def add(self, row: tuple[Any, ...]) -> None:
         """Adds a row: one value a column, in the schema's order."""
         self._rows.append(row)
-        if len(self._rows) == ROWS_PER_GROUP:
+        if len(self._rows) == self._rows_per_group:
             self._flush()
 
     def close(self) -> None:

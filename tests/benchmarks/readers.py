@@ -2,13 +2,16 @@
 
     python -m tests.benchmarks.readers [ROWS]         parses it to columns, and turns it into requests
     python -m tests.benchmarks.readers [ROWS] week    serves it: one replica of eight H100, one process
+    python -m tests.benchmarks.readers [ROWS] describe    kvtwin describe, of BurstGPT's third file
 
-Either writes a file of the shape of the Azure 2024 code trace (16.8 million rows over a week by default, about 600 MB)
-into a temporary folder. Its lengths are lognormal with the means of the 2023 code trace, 2,048 and 28 tokens.
+The first two write a file of the shape of the Azure 2024 code trace (16.8 million rows over a week by default, about
+600 MB) into a temporary folder. Its lengths are lognormal with the means of the 2023 code trace, 2,048 and 28 tokens.
+The last writes one of the shape of BurstGPT_3 (5,344,021 rows, of which 7.26 % have no response).
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +26,11 @@ from workloads.readers.azure import AzureTrace
 ROWS = 16_803_695
 WEEK_S = 604_799.9
 CHUNK = 1_000_000
+BURSTGPT_3_ROWS = 5_344_021
+DESCRIBE = (
+    "import resource, sys; from sim.commands.describe import main; main(sys.argv[1:]); "
+    "print(f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB')"
+)
 
 
 def write(path: Path, rows: int) -> None:
@@ -44,6 +52,32 @@ def write(path: Path, rows: int) -> None:
 def _lengths(generator: np.random.Generator, mean: int, count: int) -> np.ndarray:
     """Lognormal with sigma 1, which has the mean exp(mu + 1/2), from 1 to 7,999."""
     return generator.lognormal(np.log(mean) - 0.5, 1.0, count).astype(np.int64).clip(1, 7999)
+
+
+def write_burstgpt(path: Path, rows: int) -> None:
+    """Whole seconds at 3.17 requests/s from BurstGPT_3's own start, lognormal lengths; responses of 0 for failures."""
+    generator = np.random.default_rng(0)
+    start = 19_440_110
+    with path.open("w", encoding="ascii") as file:
+        file.write("Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
+        for first in range(0, rows, CHUNK):
+            count = min(CHUNK, rows - first)
+            times = start + np.sort(generator.uniform(first, first + count, count) / 3.17).astype(np.int64)
+            prompts, outputs = _lengths(generator, 600, count), _lengths(generator, 250, count)
+            outputs[generator.random(count) < 0.0726] = 0
+            lines = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+            file.writelines(
+                f"{time}.0,,1.25,ChatGPT,{prompt},{output},{prompt + output},API log\n"
+                for time, prompt, output in lines
+            )
+
+
+def describe(path: Path) -> None:
+    """Prints how long the command takes in a process of its own, start and figure included, and its peak memory."""
+    start = time.perf_counter()
+    arguments = [str(path), "workload.on_bad_row=drop", f"hydra.run.dir={path.parent / 'description'}"]
+    subprocess.run([sys.executable, "-c", DESCRIBE, *arguments], check=True)
+    print(f"described in {time.perf_counter() - start:.1f} s")
 
 
 def read(path: Path) -> None:
@@ -73,9 +107,11 @@ def serve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    rows = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), ROWS)
+    of_burstgpt = "describe" in sys.argv[1:]
+    default = BURSTGPT_3_ROWS if of_burstgpt else ROWS
+    rows = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), default)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
-        write(path, rows)
+        (write_burstgpt if of_burstgpt else write)(path, rows)
         print(f"{rows:,} rows, {path.stat().st_size / 1e6:,.0f} MB", flush=True)
-        (serve if "week" in sys.argv[1:] else read)(path)
+        (describe if of_burstgpt else serve if "week" in sys.argv[1:] else read)(path)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from workloads.errors import UserError
-from workloads.readers import azure, bailian, burstgpt, mooncake, vidur
+from workloads.readers import azure, bailian, burstgpt, converted, mooncake, vidur
 from workloads.readers.format import Format, Sample
 from workloads.readers.json_lines import MAX_BYTES, json_array
 from workloads.readers.source_file import open_source, source_file
@@ -29,6 +29,7 @@ FORMATS: Mapping[str, Format] = {
         *mooncake.FORMATS,
         *bailian.FORMATS,
         *vidur.FORMATS,
+        *converted.FORMATS,
     )
 }
 _SPACE = b" \t\r\n"
