@@ -17,7 +17,8 @@ from workloads.length_pairs import pairs_within
 from workloads.lengths import LengthDistribution
 from workloads.request import Request
 
-_CHUNK = 4096  # requests; a different number would give different workloads
+CHUNK = 4096
+"""Requests made at a time; a different number would give different workloads."""
 
 
 class Synthetic:
@@ -50,11 +51,7 @@ class Synthetic:
         max_model_len: int | None,
         duration_s: float | None = None,
     ) -> None:
-        if not (rate > 0 and math.isfinite(rate)):
-            raise UserError(
-                f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
-                "Use workload/arrivals=all_at_once to have no gaps at all."
-            )
+        check_rate(rate)
         _check_extent(arrivals, num_requests, duration_s)
         if seed is None or seed < 0:
             raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
@@ -89,11 +86,20 @@ class Synthetic:
         request_ids = count()
         now_s = 0.0
         while True:
-            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, _CHUNK))
+            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, CHUNK))
             now_s = float(arrivals_s[-1])
-            prompt_tokens, output_tokens = self._pairs.at(prompts.random(_CHUNK), outputs.random(_CHUNK))
+            prompt_tokens, output_tokens = self._pairs.at(prompts.random(CHUNK), outputs.random(CHUNK))
             columns = (arrivals_s, prompt_tokens, output_tokens)
             yield from map(Request, request_ids, *(column.tolist() for column in columns))
+
+
+def check_rate(rate: float) -> None:
+    """Raises UserError unless `rate` can be a mean number of requests/s."""
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UserError(
+            f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
+            "Use workload/arrivals=all_at_once to have no gaps at all."
+        )
 
 
 def _check_extent(arrivals: ArrivalProcess, num_requests: int | None, duration_s: float | None) -> None:
