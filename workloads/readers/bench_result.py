@@ -31,7 +31,7 @@ def bench_columns(path: str, names: tuple[str, ...], optional: tuple[str, ...] =
     """
     file = source_file(path)
     members = whole_object(file, {*names, *optional})
-    columns = {name: value for name, value in members.items() if isinstance(value, list)}
+    columns = {name: members[name] for name in (*names, *optional) if isinstance(members.get(name), list)}
     missing = [name for name in names if name not in columns]
     if missing:
         raise UserError(

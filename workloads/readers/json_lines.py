@@ -6,6 +6,7 @@ business.
 
 import codecs
 import json
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +20,7 @@ MAX_BYTES = 8 << 20  # of one object; a longer one is no request
 MAX_KEYS = 10_000  # of an object; more are no names that somebody chose
 _CHUNK = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -29,12 +30,15 @@ def json_lines(file: Path) -> Iterator[tuple[int, bytes]]:
         UserError: a line that is too long to be a request, or a damaged file.
     """
     with open_source(file) as stream:
-        line = 0
+        line = blank = 0
         while text := stream.readline(MAX_BYTES):
             line += 1
             if len(text) == MAX_BYTES and not text.endswith(b"\n"):
                 raise UserError(f"{file}, line {line} is over {MAX_BYTES >> 20} MiB long; expected one request a line.")
             stripped = (text.removeprefix(_BYTE_ORDER_MARK) if line == 1 else text).strip()
+            blank = 0 if stripped else blank + len(text)
+            if blank > MAX_BYTES:
+                raise UserError(f"{file}, line {line}: {MAX_BYTES >> 20} MiB of blank lines before it; check the file.")
             if stripped:
                 yield line, stripped
 
@@ -160,8 +164,9 @@ class _Text:
     def skip(self, mark: str) -> bool:
         """Takes `mark` if it comes next, after any space."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in _SPACE:
-                self._at += 1
+            space = _SPACE.match(self._text, self._at)
+            assert space is not None  # it matches the empty text
+            self._at = space.end()
             if self._at < len(self._text) or not self._more():
                 break
         if not self._text.startswith(mark, self._at):

@@ -60,7 +60,8 @@ def _sub_requests(session: Record) -> Iterator[tuple[str, Record]]:
     for number, one in enumerate(required_list(session, "sub_requests"), 1):
         sub_request = as_object(one)
         timed.append((f"sub-request {number}", {**sub_request, "arrival_time_ns": now_ns}))
-        now_ns += _TOOL.from_number(sub_request.get("tool_duration_ns", 0))
+        tool_ns = sub_request.get("tool_duration_ns")
+        now_ns += 0 if tool_ns is None else _TOOL.from_number(tool_ns)
     yield from timed
 
 

@@ -1,7 +1,6 @@
 """What the beginning of a trace shows: the kind of file it is, and the names in it. The file's name says nothing."""
 
 import csv
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,16 +30,16 @@ class Sample(NamedTuple):
 
 
 def first_line(path: str, file: Path) -> bytes:
-    """The first line that is not blank, or as much of it as a line may have.
+    """The first line that is not blank, or as much of it as a line may have. Blank lines are passed over for a while only.
 
     Raises:
         UserError: there is none.
     """
     with open_source(file) as stream:
-        while line := stream.readline(MAX_BYTES):
+        while (line := stream.readline(MAX_BYTES)) and stream.tell() <= 2 * MAX_BYTES:
             if text := line.removeprefix(_BYTE_ORDER_MARK).strip(_SPACE):
                 return text
-    raise UserError(f"{path} holds nothing but space; expected a trace.")
+    raise UserError(f"{path} {'begins with' if line else 'holds'} nothing but space; expected a trace.")
 
 
 def container_of(path: str) -> Container:
@@ -96,8 +95,7 @@ def _parquet_columns(file: Path) -> list[str]:
     return names
 
 
-def _names(path: str, names: Iterable[str]) -> frozenset[str]:
-    different = frozenset(names)
-    if len(different) > MAX_KEYS:
-        raise UserError(f"{path} has {len(different)} columns; expected a trace with a request a row.")
-    return different
+def _names(path: str, names: list[str]) -> frozenset[str]:
+    if len(names) > MAX_KEYS:
+        raise UserError(f"{path} has {len(names)} columns; expected a trace with a request a row.")
+    return frozenset(names)

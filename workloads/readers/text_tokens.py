@@ -16,7 +16,7 @@ class Conversation(Protocol):
     """The text of a conversation as it grows."""
 
     def append(self, text: str) -> int:
-        """Adds a text to the end; returns how many tokens that adds."""
+        """Adds a text to the end; returns how many tokens it has by itself."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +52,7 @@ def text_tokens(tokenizer: str | None, tokens_per_character: float | None) -> Te
 
 
 class Estimated:
-    """So many tokens a character, rounded up over the whole conversation.
+    """So many tokens a character, rounded up for a text and once for a conversation.
 
     Args:
         tokens_per_character: above 0 and at most 4, which is a token for each byte.
@@ -86,9 +86,8 @@ class _EstimatedConversation:
         return math.ceil(len(self._text) * self._rate)
 
     def append(self, text: str) -> int:
-        before = self.num_tokens
         self._text += text
-        return self.num_tokens - before
+        return math.ceil(len(text) * self._rate)
 
     def content(self) -> HashIds:
         while (end := math.ceil((len(self._full) + 1) * _BLOCK_SIZE / self._rate)) <= len(self._text):
