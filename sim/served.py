@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sim.recorded_settings import META
 from workloads.errors import UserError
 from workloads.readers.bench_result import bench_columns
+from workloads.readers.json_lines import NotJson
 from workloads.readers.recorded_run import recorded_requests
-from workloads.readers.sample import container_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -168,9 +168,10 @@ def _recorded_series(path: Path) -> Series | None:
 
 def _bench(path: Path) -> Served:
     """The JSON of `vllm bench serve --save-result --save-detailed`; failed requests are left out."""
-    if container_of(str(path)) != "json":
-        raise UserError(f"{path}: not readable as JSON; give {ANY}.")
-    columns = bench_columns(str(path), ("input_lens", "output_lens", "ttfts", "itls", "start_times"))
+    try:
+        columns = bench_columns(str(path), ("input_lens", "output_lens", "ttfts", "itls", "start_times"))
+    except NotJson as error:
+        raise UserError(f"{path}: not readable as JSON ({error}); give {ANY}.") from None
     served = [row for row in enumerate(zip(*columns.values(), strict=True)) if row[1][1] > 0 and row[1][2] > 0]
     if not served:
         raise UserError(f"{path}: no request was served; there is nothing to compare.")

@@ -24,7 +24,7 @@ MOST_REQUESTS = 10_000
 
 
 def check(path: Path, name: str, on_bad_row: str) -> None:
-    """Reads the file as a format. Raises AssertionError, or whatever a reader lets through, if that breaks the promise."""
+    """Reads the file as a format; raises AssertionError, or what a reader lets through, if that breaks the promise."""
     try:
         trace = Trace(str(path), format=name, on_bad_row=on_bad_row, **options(FORMATS[name]))
         requests = list(itertools.islice(trace, MOST_REQUESTS))

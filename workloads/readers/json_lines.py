@@ -23,6 +23,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
+class NotJson(UserError):
+    """A file that was taken for JSON and is none."""
+
+
 def json_lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Number, from 1, and text of each line that is not blank. Accepts CRLF and a byte order mark.
 
@@ -180,7 +184,7 @@ class _Text:
             found = (
                 shown(self._text[self._at : self._at + 60], quoted=repr) if self._at < len(self._text) else "its end"
             )
-            raise UserError(f"{self._file} has {found} where {mark!r} was expected; it is no whole JSON.")
+            raise NotJson(f"{self._file} has {found} where {mark!r} was expected; it is no whole JSON.")
 
     def ends(self) -> bool:
         """Whether nothing but space is left."""
@@ -219,7 +223,7 @@ class _Text:
                         f"{self._file}, {what} is over {MAX_BYTES >> 20} MiB long or no JSON; check the file."
                     ) from None
                 if not self._more():
-                    raise UserError(f"{self._file}, {what} is not JSON ({error}).") from None
+                    raise NotJson(f"{self._file}, {what} is not JSON ({error}).") from None
                 continue
             if end < len(self._text) or not self._more():  # a number might go on
                 self._at = end

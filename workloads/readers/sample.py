@@ -30,13 +30,15 @@ class Sample(NamedTuple):
 
 
 def first_line(path: str, file: Path) -> bytes:
-    """The first line that is not blank, or as much of it as a line may have. Blank lines are passed over for a while only.
+    """The first line that is not blank, or as much of it as a line may have, after at most some MiB of blank lines.
 
     Raises:
         UserError: there is none.
     """
     with open_source(file) as stream:
-        while (line := stream.readline(MAX_BYTES)) and stream.tell() <= 2 * MAX_BYTES:
+        blank = 0
+        while (line := stream.readline(MAX_BYTES)) and blank <= MAX_BYTES:
+            blank += len(line)
             if text := line.removeprefix(_BYTE_ORDER_MARK).strip(_SPACE):
                 return text
     raise UserError(f"{path} {'begins with' if line else 'holds'} nothing but space; expected a trace.")
