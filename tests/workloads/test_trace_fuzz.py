@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import gzip
 import io
@@ -86,7 +87,7 @@ def replace_somewhere(value: Any, data: Any) -> None:
     if isinstance(value[key], dict | list) and value[key] and data.draw(st.booleans()):
         replace_somewhere(value[key], data)
     else:
-        value[key] = data.draw(st.sampled_from(HOSTILE_JSON))
+        value[key] = copy.deepcopy(data.draw(st.sampled_from(HOSTILE_JSON)))
 
 
 @MANY

@@ -31,7 +31,8 @@ def bench_columns(path: str, names: tuple[str, ...], optional: tuple[str, ...] =
     """
     file = source_file(path)
     members = whole_object(file, {*names, *optional})
-    columns = {name: members[name] for name in (*names, *optional) if isinstance(members.get(name), list)}
+    found = ((name, members.get(name)) for name in (*names, *optional))
+    columns = {name: column for name, column in found if isinstance(column, list)}
     missing = [name for name in names if name not in columns]
     if missing:
         raise UserError(
