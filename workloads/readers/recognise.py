@@ -45,6 +45,7 @@ FORMATS: Mapping[str, Format] = {
     )
 }
 _NO_TRACES = (
+    (frozenset({"dataset_arrival_s", "queued_s"}), "is of a recorded run; use workload=recorded_run with its folder"),
     (frozenset({"trace_version: 2"}), "is the header of a BLIS trace; give the CSV beside it"),
     (
         frozenset({"total_input_tokens", "total_output_tokens", "duration"}),
