@@ -30,6 +30,7 @@ from sim.scheduler.base import Scheduler
 from workloads.asked_limit import AskedLimit
 from workloads.errors import UserError
 from workloads.limit import FirstRequests
+from workloads.readers.bad_rows import Fate
 from workloads.readers.trace import Trace
 from workloads.request import Workload
 from workloads.sampling import Sampling
@@ -266,11 +267,15 @@ def seldom_collected() -> Iterator[None]:
 
 
 def trace_facts(workload: Workload) -> dict[str, Any]:
-    """What a trace was taken for, and how many of its rows were left out, by cause; generators drop nothing."""
+    """What a trace was taken for, and what became of its rows as far as they were read; generators drop nothing."""
     while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
         workload = workload.workload
     taken_for: dict[str, Any] = {"trace_format": workload.format.name} if isinstance(workload, Trace) else {}
-    return taken_for | {"rows_dropped": dict(getattr(workload, "dropped", {}))}
+    fate: Fate | None = getattr(workload, "fate", None)
+    if fate is None:
+        return {"rows_dropped": {}}
+    counts = {"rows_read": fate.read, "rows_kept": fate.kept, "rows_dropped": dict(fate.dropped)}
+    return taken_for | counts | {"rows_first_dropped": dict(fate.first_dropped)}
 
 
 def workload_of(config: DictConfig, max_model_len: int) -> Workload:

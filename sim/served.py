@@ -9,7 +9,6 @@ import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 
 from sim.recorded_settings import META
 from workloads.errors import UserError
+from workloads.readers.bench_result import bench_columns
+from workloads.readers.json_lines import NotJson
 from workloads.readers.recorded_run import recorded_requests
 
 Floats = NDArray[np.float64]
@@ -168,20 +169,10 @@ def _recorded_series(path: Path) -> Series | None:
 def _bench(path: Path) -> Served:
     """The JSON of `vllm bench serve --save-result --save-detailed`; failed requests are left out."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        columns = bench_columns(str(path), ("input_lens", "output_lens", "ttfts", "itls", "start_times"))
+    except NotJson as error:
         raise UserError(f"{path}: not readable as JSON ({error}); give {ANY}.") from None
-    keys = ("input_lens", "output_lens", "ttfts", "itls", "start_times")
-    missing = [key for key in keys if not isinstance(content, dict) or not isinstance(content.get(key), list)]
-    if missing:
-        raise UserError(
-            f"{path} has no list {missing[0]}; run vllm bench serve with --save-result --save-detailed, and a version "
-            "that writes start_times."
-        )
-    columns = [content[key] for key in keys]
-    if len(set(map(len, columns))) != 1:
-        raise UserError(f"{path}: {', '.join(keys)} differ in length; the file is damaged, run the benchmark again.")
-    served = [row for row in enumerate(zip(*columns, strict=True)) if row[1][1] > 0 and row[1][2] > 0]
+    served = [row for row in enumerate(zip(*columns.values(), strict=True)) if row[1][1] > 0 and row[1][2] > 0]
     if not served:
         raise UserError(f"{path}: no request was served; there is nothing to compare.")
     names = [str(index) for index, _ in served]

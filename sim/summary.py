@@ -50,8 +50,12 @@ def print_run(summary: dict[str, Any]) -> None:
         figures.add_row(name, value)
     if "trace_format" in summary:
         figures.add_row("trace taken for", summary["trace_format"])
+    if "rows_read" in summary:
+        figures.add_row("trace rows read", f"{summary['rows_read']:,}")
+    first = summary.get("rows_first_dropped", {})
     for cause, rows in summary.get("rows_dropped", {}).items():
-        figures.add_row(f"rows dropped: {cause}", f"{rows:,}")
+        where = f" (first: {first[cause]})" if cause in first else ""
+        figures.add_row(f"rows dropped: {cause}{where}", f"{rows:,}")
     console.print(figures)
 
     latencies = Table(title="latency, ms", title_justify="left")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from workloads.asked_limit import AskedLimit
 from workloads.limit import FirstRequests
 from workloads.readers.csv_trace import CsvTrace
+from workloads.readers.trace import Trace
 from workloads.request import HashIds, Request, TokenIds, Workload
 from workloads.several_outputs import SeveralOutputs
 from workloads.time_scale import ScaledTime
@@ -64,11 +65,17 @@ def columns_of(workload: Workload) -> Iterator[Columns]:
 def _has_columns(workload: Workload) -> bool:
     while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
         workload = workload.workload
-    return isinstance(workload, CsvTrace)
+    return isinstance(_reader(workload), CsvTrace)
+
+
+def _reader(workload: Workload) -> Workload:
+    """What reads the trace, where `workload` is one of whatever format and changes nothing."""
+    return (workload.unchanged or workload) if isinstance(workload, Trace) else workload
 
 
 def _read(workload: Workload) -> Iterator[Columns]:
     """Of a CSV trace, or of one with other arrivals, outputs or an end of its own."""
+    workload = _reader(workload)
     if isinstance(workload, CsvTrace):
         yield from _csv_columns(workload)
     elif isinstance(workload, FirstRequests):

@@ -17,7 +17,8 @@ from workloads.length_pairs import pairs_within
 from workloads.lengths import LengthDistribution
 from workloads.request import HashIds, Request
 
-_CHUNK = 4096  # requests; a different number would give different workloads
+CHUNK = 4096
+"""Requests made at a time; a different number would give different workloads."""
 
 
 class Synthetic:
@@ -53,11 +54,7 @@ class Synthetic:
         duration_s: float | None = None,
         shared_prefix_tokens: int = 0,
     ) -> None:
-        if not (rate > 0 and math.isfinite(rate)):
-            raise UserError(
-                f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
-                "Use workload/arrivals=all_at_once to have no gaps at all."
-            )
+        check_rate(rate)
         _check_extent(arrivals, num_requests, duration_s)
         if seed is None or seed < 0:
             raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
@@ -98,9 +95,9 @@ class Synthetic:
         request_ids = count()
         now_s = 0.0
         while True:
-            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, _CHUNK))
+            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, CHUNK))
             now_s = float(arrivals_s[-1])
-            prompt_tokens, output_tokens = self._pairs.at(prompts.random(_CHUNK), outputs.random(_CHUNK))
+            prompt_tokens, output_tokens = self._pairs.at(prompts.random(CHUNK), outputs.random(CHUNK))
             columns = (arrivals_s, prompt_tokens + self._prefix, output_tokens)
             requests = map(Request, request_ids, *(column.tolist() for column in columns))
             yield from map(self._with_prefix, requests) if self._prefix else requests
@@ -110,6 +107,15 @@ class Synthetic:
         own = self._prefix + request.request_id * self._longest
         ids = (*range(self._prefix), *range(own, own + request.prompt_tokens - self._prefix))
         return request._replace(prompt=HashIds(ids, block_size=1))
+
+
+def check_rate(rate: float) -> None:
+    """Raises UserError unless `rate` can be a mean number of requests/s."""
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UserError(
+            f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
+            "Use workload/arrivals=all_at_once to have no gaps at all."
+        )
 
 
 def _check_extent(arrivals: ArrivalProcess, num_requests: int | None, duration_s: float | None) -> None:

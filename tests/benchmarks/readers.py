@@ -2,15 +2,17 @@
 
     python -m tests.benchmarks.readers [ROWS]         parses it to columns, and turns it into requests
     python -m tests.benchmarks.readers [ROWS] week    serves it: one replica of eight H100, one process
-    python -m tests.benchmarks.readers [ROWS] describe    kvtwin describe, of BurstGPT's third file
+    python -m tests.benchmarks.readers [ROWS] burst   reads a BurstGPT file whatever its format, and drops what failed
+    python -m tests.benchmarks.readers [ROWS] describe    kvtwin describe of the same
 
 The first two write a file of the shape of the Azure 2024 code trace (16.8 million rows over a week by default, about
 600 MB) into a temporary folder. Its lengths are lognormal with the means of the 2023 code trace, 2,048 and 28 tokens.
-The last writes one of the shape of BurstGPT_3 (5,344,021 rows, of which 7.26 % have no response).
+The others write one of the shape of BurstGPT_3: 5,344,021 rows, 7.26 % of them without a response.
 """
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -22,11 +24,12 @@ import numpy as np
 from tests.benchmarks.scale import run_apart
 from tests.benchmarks.simulate import simpy_events_per_second
 from workloads.readers.azure import AzureTrace
+from workloads.readers.trace import Trace
 
 ROWS = 16_803_695
+BURST_ROWS = 5_344_021
 WEEK_S = 604_799.9
 CHUNK = 1_000_000
-BURSTGPT_3_ROWS = 5_344_021
 DESCRIBE = (
     "import resource, sys; from sim.commands.describe import main; main(sys.argv[1:]); "
     "print(f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB')"
@@ -54,24 +57,6 @@ def _lengths(generator: np.random.Generator, mean: int, count: int) -> np.ndarra
     return generator.lognormal(np.log(mean) - 0.5, 1.0, count).astype(np.int64).clip(1, 7999)
 
 
-def write_burstgpt(path: Path, rows: int) -> None:
-    """Whole seconds at 3.17 requests/s from BurstGPT_3's own start, lognormal lengths; responses of 0 for failures."""
-    generator = np.random.default_rng(0)
-    start = 19_440_110
-    with path.open("w", encoding="ascii") as file:
-        file.write("Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
-        for first in range(0, rows, CHUNK):
-            count = min(CHUNK, rows - first)
-            times = start + np.sort(generator.uniform(first, first + count, count) / 3.17).astype(np.int64)
-            prompts, outputs = _lengths(generator, 600, count), _lengths(generator, 250, count)
-            outputs[generator.random(count) < 0.0726] = 0
-            lines = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-            file.writelines(
-                f"{time}.0,,1.25,ChatGPT,{prompt},{output},{prompt + output},API log\n"
-                for time, prompt, output in lines
-            )
-
-
 def describe(path: Path) -> None:
     """Prints how long the command takes in a process of its own, start and figure included, and its peak memory."""
     start = time.perf_counter()
@@ -92,6 +77,35 @@ def read(path: Path) -> None:
     print(f"to requests: {seconds:6.1f} CPU s, {requests / seconds:11,.0f} rows/s")
 
 
+def write_burst(path: Path, rows: int) -> None:
+    """Eight columns, times from 19,440,110 s on at 3 a second, and 7.26 % of the rows without a response."""
+    generator = np.random.default_rng(0)
+    with path.open("w", encoding="ascii") as file:
+        file.write("Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
+        for first in range(0, rows, CHUNK):
+            count = min(CHUNK, rows - first)
+            prompts, outputs = _lengths(generator, 600, count), _lengths(generator, 200, count)
+            outputs[generator.random(count) < 0.0726] = 0
+            columns = zip(range(first, first + count), prompts.tolist(), outputs.tolist(), strict=True)
+            file.writelines(
+                f"{19_440_110 + row / 3:.2f},,{prompt / 1000:.3f},GPT-4,{prompt},{output},{prompt + output},API log\n"
+                for row, prompt, output in columns
+            )
+
+
+def read_burst(path: Path) -> None:
+    """Prints how long one pass takes, and how much memory."""
+    start, started = time.perf_counter(), time.process_time()
+    trace = Trace(str(path), on_bad_row="drop")
+    tokens = sum(request.prompt_tokens + request.output_tokens for request in trace)
+    wall, cpu = time.perf_counter() - start, time.process_time() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        f"{trace.format.name}: {trace.fate.read:,} rows read, {trace.fate.kept:,} kept, {tokens:,} tokens: "
+        f"{wall:.1f} s, {cpu:.1f} CPU s, peak {peak / 1e6:,.0f} MB"
+    )
+
+
 def serve(path: Path) -> None:
     """Prints what a run over the whole file costs."""
     events = simpy_events_per_second()
@@ -107,11 +121,12 @@ def serve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    of_burstgpt = "describe" in sys.argv[1:]
-    default = BURSTGPT_3_ROWS if of_burstgpt else ROWS
-    rows = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), default)
+    words = sys.argv[1:]
+    burst = "burst" in words or "describe" in words
+    rows = next((int(word) for word in words if word.isdecimal()), BURST_ROWS if burst else ROWS)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
-        (write_burstgpt if of_burstgpt else write)(path, rows)
+        (write_burst if burst else write)(path, rows)
         print(f"{rows:,} rows, {path.stat().st_size / 1e6:,.0f} MB", flush=True)
-        (describe if of_burstgpt else serve if "week" in sys.argv[1:] else read)(path)
+        tasks = {"burst": read_burst, "describe": describe, "week": serve}
+        next((task for word, task in tasks.items() if word in words), read)(path)

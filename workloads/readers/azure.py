@@ -6,11 +6,12 @@ as UTC), and the further column NumImages of 2025, whose tokens are in ContextTo
 """
 
 from workloads.readers.bad_rows import OnBadRow
+from workloads.readers.columnar import CONTAINERS, columnar
 from workloads.readers.csv_trace import CsvLayout, CsvTrace
 from workloads.readers.format import Format
 from workloads.readers.time_columns import DateTimes
 
-AZURE = CsvLayout(DateTimes("TIMESTAMP"), "ContextTokens", "GeneratedTokens")
+AZURE = CsvLayout(DateTimes("TIMESTAMP"), "ContextTokens", "GeneratedTokens", from_first=True)
 
 
 class AzureTrace(CsvTrace):
@@ -32,12 +33,12 @@ FORMATS = (
     Format(
         name="azure",
         title="Azure LLM inference traces of 2023, 2024 and 2025",
-        containers=("csv",),
+        containers=CONTAINERS,
         keys=frozenset(AZURE.columns),
         unit="date-time",
         drops="none; every row is a request",
         source="Azure/AzurePublicDataset",
         licence="CC-BY 4.0",
-        open=lambda path, reading: AzureTrace(path, reading.on_bad_row),
+        open=columnar(AZURE),
     ),
 )

@@ -1,7 +1,7 @@
 """What happens to a row that cannot be used: it ends the run, or is left out and counted. Never silently."""
 
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from workloads.errors import UserError
@@ -22,8 +22,40 @@ class BadRow(Exception):
         self.cause = cause
 
 
+class LeftOut(Exception):
+    """A row is no request by its format's own rules, such as a span of another kind. It is counted, and no error.
+
+    Args:
+        cause: a few words that many rows can share; the key it is counted under.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of the rows of a trace, as far as it has been read.
+
+    Args:
+        kept: rows that became requests.
+        dropped: rows left out, by cause.
+        first_dropped: where the first of them stands, by cause, such as "line 7".
+    """
+
+    kept: int
+    dropped: Mapping[str, int]
+    first_dropped: Mapping[str, str]
+
+    @property
+    def read(self) -> int:
+        """Rows that were looked at."""
+        return self.kept + sum(self.dropped.values())
+
+
 class BadRows:
-    """The bad rows met while reading one file.
+    """The bad rows met while reading one file, and the number of good ones.
 
     Args:
         path: the file, as the user named it.
@@ -38,27 +70,32 @@ class BadRows:
             raise UserError(f"workload.on_bad_row is {on_bad_row!r}; expected one of: {', '.join(get_args(OnBadRow))}.")
         self._path = path
         self._on_bad_row = on_bad_row
-        self._dropped: Counter[str] = Counter()
+        self.begin()
 
     @property
-    def dropped(self) -> Mapping[str, int]:
-        """Rows dropped so far in the latest pass over the file, by cause."""
-        return dict(self._dropped)
+    def fate(self) -> Fate:
+        """Of the rows so far in the latest pass over the file."""
+        return Fate(self._kept, dict(self._dropped), dict(self._first))
 
     @property
     def drops(self) -> bool:
         """Whether bad rows are left out rather than ending the reading."""
         return self._on_bad_row == "drop"
 
-    def drop(self, cause: str | None, num_rows: int) -> None:
-        """Counts rows that were left out together, if there are any."""
-        if num_rows:
-            assert cause is not None
-            self._dropped[cause] += num_rows
-
     def begin(self) -> None:
         """Starts a pass over the file: counts from 0 again."""
-        self._dropped.clear()
+        self._kept = 0
+        self._dropped: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def keep(self, num_rows: int = 1) -> None:
+        """Counts rows that can be used."""
+        self._kept += num_rows
+
+    def leave_out(self, cause: str, place: str, num_rows: int = 1) -> None:
+        """Counts rows that are left out together, the first of them at `place`."""
+        self._dropped[cause] = self._dropped.get(cause, 0) + num_rows
+        self._first.setdefault(cause, place)
 
     def meet(self, place: str, bad_row: BadRow) -> None:
         """Drops and counts the row at `place`, such as "line 7", or raises UserError for it."""
@@ -66,11 +103,11 @@ class BadRows:
             raise UserError(
                 f"{self._path}, {place}: {bad_row}. Use workload.on_bad_row=drop to skip such rows."
             ) from bad_row
-        self._dropped[bad_row.cause] += 1
+        self.leave_out(bad_row.cause, place)
 
-    def end(self, num_kept: int) -> None:
-        """Ends a pass that kept `num_kept` rows. Raises UserError if there were none: nothing can be run then."""
-        if num_kept:
+    def end(self) -> None:
+        """Ends a pass. Raises UserError if no row could be used: nothing can be run then."""
+        if self._kept:
             return
         causes = ", ".join(f"{count} × {cause}" for cause, count in self._dropped.items()) or "none dropped"
         raise UserError(f"{self._path} has no usable row ({causes}); expected at least one request. Check the file.")

@@ -34,12 +34,13 @@ FORMATS = (
     Format(
         name="bailian",
         title="Qwen-Bailian traces A and B, coder and thinking",
-        containers=("json",),
+        containers=("json", "parquet"),
         keys=frozenset({"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"}),
         unit="s",
         drops="none; every row is a request",
         source="alibaba-edu/qwen-bailian-usagetraces-anon",
         licence="Apache-2.0",
+        options=frozenset({"block_size"}),
         open=lambda path, reading: RecordTrace(path, _Row(reading.block_size or BLOCK_SIZE), reading.on_bad_row),
     ),
 )

@@ -7,6 +7,7 @@ first file, 7.3 % of the third. They are errors, or left out with `on_bad_row=dr
 """
 
 from workloads.readers.bad_rows import OnBadRow
+from workloads.readers.columnar import CONTAINERS, columnar
 from workloads.readers.csv_trace import CsvLayout, CsvTrace
 from workloads.readers.format import Format
 from workloads.readers.time_columns import Numbers
@@ -35,12 +36,12 @@ FORMATS = (
     Format(
         name="burstgpt",
         title="BurstGPT 1, 2 and 3",
-        containers=("csv",),
+        containers=CONTAINERS,
         keys=frozenset((*BURSTGPT.columns, "Model", "Log Type")),
         unit="s",
         drops="rows without a response: the request failed",
         source="HPMLL/BurstGPT",
         licence="CC-BY 4.0",
-        open=lambda path, reading: BurstGptTrace(path, reading.on_bad_row),
+        open=columnar(BURSTGPT),
     ),
 )

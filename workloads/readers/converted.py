@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from workloads.errors import UserError
-from workloads.readers.bad_rows import BadRow, BadRows, OnBadRow
-from workloads.readers.format import Format, Reading
+from workloads.readers.bad_rows import BadRow, BadRows, Fate, OnBadRow
+from workloads.readers.format import Format
 from workloads.readers.source_file import source_file
 from workloads.readers.token_counts import MAX_TOKENS, shown
 from workloads.request import HashIds, Request, TokenIds
@@ -106,15 +106,20 @@ class ConvertedWorkload:
         return None if self._bad_rows.drops else self._num_rows
 
     @property
+    def fate(self) -> Fate:
+        """Of the rows read so far in the latest iteration."""
+        return self._bad_rows.fate
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         """Rows dropped so far in the latest iteration, by cause."""
-        return self._bad_rows.dropped
+        return self.fate.dropped
 
     def __iter__(self) -> Iterator[Request]:
         self._bad_rows.begin()
         request_ids = count()
         latest_s = 0.0
-        first_row, num_kept = 1, 0
+        first_row = 1
         for batch in self._batches():
             kept = self._usable(batch, first_row)
             first_row += batch.num_rows
@@ -125,9 +130,9 @@ class ConvertedWorkload:
                     f"{self._path} has rows out of order; expected them sorted by arrival_s. Sort the file."
                 )
             latest_s = float(arrivals[-1])
-            num_kept += batch.num_rows
+            self._bad_rows.keep(batch.num_rows)
             yield from self._requests(batch, request_ids)
-        self._bad_rows.end(num_kept)
+        self._bad_rows.end()
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -199,12 +204,6 @@ def _sampling(n: int | None, width: int | None, concentration: float | None, see
     return BeamSearch(width, concentration, seed)
 
 
-def _open(path: str, reading: Reading) -> ConvertedWorkload:
-    if reading.block_size is not None:
-        raise UserError(f"workload.block_size has no use for {path}: the file states it. Leave it out.")
-    return ConvertedWorkload(path, reading.on_bad_row)
-
-
 FORMATS = (
     Format(
         name="converted",
@@ -215,6 +214,6 @@ FORMATS = (
         drops="none; every row is a request",
         source="kvtwin convert",
         licence="that of the workload it was made from",
-        open=_open,
+        open=lambda path, reading: ConvertedWorkload(path, reading.on_bad_row),
     ),
 )

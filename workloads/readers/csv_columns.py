@@ -90,6 +90,8 @@ class CsvColumns:
                     line = first_line + data.count(b"\n")
                     raise UserError(f"{self._path}, line {line} is over {_LINE_BYTES} bytes long. Check the file.")
                 block = CsvBlock(first_line, data + rest)
+                if len(data) == _BLOCK_BYTES and data.isspace():
+                    raise UserError(f"{self._path}, line {first_line}: nothing but blank lines follow. Check the file.")
                 yield block
                 first_line += block.num_lines
 

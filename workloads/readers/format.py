@@ -1,32 +1,22 @@
 """What a trace format is to us: how it is recognised, what its times count, and who reads it.
 
 A file is recognised by the names in it: the columns of its header, or the keys of its first object. Never by their
-position, and never by the file's own name. Units are stated by the format; where it does not, they are asked for.
+position, and never by the file's own name. A format states its unit; where names fit formats of different units, the
+user is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from workloads.readers.bad_rows import OnBadRow
+from workloads.readers.sample import Container, Sample
 from workloads.request import Workload
 
-Container = Literal["csv", "json", "parquet"]
-Unit = Literal["date-time", "s", "ms", "us", "ns", "asked", "none"]
-
-
-class Sample(NamedTuple):
-    """What the beginning of a file shows.
-
-    Args:
-        container: json is JSON Lines, an array or a single object.
-        keys: column names, or the keys of the first object.
-    """
-
-    container: Container
-    keys: frozenset[str]
+Unit = Literal["date-time", "s", "ms", "us", "ns", "none"]
+Turns = Literal["first", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +26,16 @@ class Reading:
     Args:
         on_bad_row: whether a row that cannot be used ends the reading, or is left out and counted.
         block_size: tokens behind each hash id, of formats that have some.
-        time_unit: of formats that do not state it.
-        tokens_per_character: of formats that hold texts; asked for there.
-        max_model_len: most tokens of prompt and output together.
+        tokens_per_character: of formats that hold texts, unless `tokenizer` is given.
+        tokenizer: name or folder of the tokenizer for them.
+        turns: of formats that hold conversations, which turns are requests.
     """
 
     on_bad_row: OnBadRow = "error"
     block_size: int | None = None
-    time_unit: str | None = None
     tokens_per_character: float | None = None
-    max_model_len: int | None = None
+    tokenizer: str | None = None
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +48,12 @@ class Format:
         containers: kinds of file it comes in.
         keys: names that must all be there.
         absent: names that must not.
-        unit: of its times; "none" if it has no arrivals, "asked" if it does not state one.
+        unit: of its times; "none" if it has no arrivals.
         drops: rows that are no requests, in words.
         source: who publishes it.
         licence: of the published files, or why there is none.
         open: makes the workload of a file.
+        options: fields of `Reading` that it has a use for.
     """
 
     name: str
@@ -75,6 +66,7 @@ class Format:
     licence: str
     open: Callable[[str, Reading], Workload]
     absent: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
 
     def fits(self, sample: Sample) -> bool:
         """Whether a file that begins like this is of the format."""

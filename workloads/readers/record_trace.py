@@ -4,7 +4,7 @@ A record is a JSON object, of a line or of an array, or a row of a Parquet file.
 or are counted; those out of order are an error.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +13,14 @@ import pyarrow.parquet
 
 from workloads.errors import UserError
 from workloads.readers import token_counts
-from workloads.readers.bad_rows import BadRow, BadRows, OnBadRow
+from workloads.readers.bad_rows import BadRow, BadRows, Fate, LeftOut, OnBadRow
 from workloads.readers.json_lines import as_object, json_array, json_lines, json_object
-from workloads.readers.source_file import open_source, source_file
+from workloads.readers.sample import first_line
+from workloads.readers.source_file import seekable, source_file
 from workloads.request import HashIds, Request, TokenIds
 
 Record = dict[str, Any]
-_SPACE = b" \t\r\n\xef\xbb\xbf"
+_BATCH_ROWS = 1024  # of Parquet; rows with long lists take megabytes as Python objects
 
 
 class Arrival(NamedTuple):
@@ -47,12 +48,14 @@ class RecordTrace:
 
     Args:
         path: the file: JSON Lines or a JSON array, perhaps compressed, or Parquet.
-        arrival: what a record says; raises BadRow for one that cannot be used, and returns None for one that is no
-            request by the format's own rules, such as a span of another kind.
+        arrival: what a record says; raises BadRow for one that cannot be used, and LeftOut for one that is no request
+            by the format's own rules, such as a span of another kind.
         on_bad_row: "error" ends at the first record that cannot be used; "drop" leaves such records out and counts them
             in `dropped`. Records out of order are no fault of one record, and always an error.
         from_first: arrivals count from the first record instead of the trace's zero.
         any_order: the format promises no order, so records are sorted by time; all of them are in memory then.
+        parts: of a format whose records hold several requests, those, each with its place within; raises BadRow.
+        source: place and record, one after another, where the file is not simply made of records.
 
     Raises:
         UserError: no such file. Iterating raises it for records: it names the place and the remedy.
@@ -61,11 +64,13 @@ class RecordTrace:
     def __init__(
         self,
         path: str,
-        arrival: Callable[[Record], Arrival | None],
+        arrival: Callable[[Record], Arrival],
         on_bad_row: OnBadRow = "error",
         *,
         from_first: bool = False,
         any_order: bool = False,
+        parts: Callable[[Record], Iterable[tuple[str, Record]]] | None = None,
+        source: Callable[[Path], Iterator[tuple[str, bytes | object]]] | None = None,
     ) -> None:
         self._path = path
         self._file = source_file(path)
@@ -73,6 +78,8 @@ class RecordTrace:
         self._bad_rows = BadRows(path, on_bad_row)
         self._from_first = from_first
         self._any_order = any_order
+        self._parts = parts
+        self._source = source or records
 
     @property
     def num_requests(self) -> int | None:
@@ -80,9 +87,14 @@ class RecordTrace:
         return None
 
     @property
+    def fate(self) -> Fate:
+        """Of the records read so far in the latest iteration."""
+        return self._bad_rows.fate
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         """Records dropped so far in the latest iteration, by cause."""
-        return self._bad_rows.dropped
+        return self.fate.dropped
 
     def __iter__(self) -> Iterator[Request]:
         arrivals: Iterator[Arrival] = self._arrivals()
@@ -105,15 +117,15 @@ class RecordTrace:
     def _arrivals(self) -> Iterator[Arrival]:
         """Of the records that can be used, in the order of the file."""
         self._bad_rows.begin()
-        num_kept = 0
         latest_ns = 0
-        for place, record in records(self._file):
+        for place, record in self._single():
             try:
-                arrival = self._arrival(json_object(record) if isinstance(record, bytes) else as_object(record))
+                arrival = self._arrival(record)
             except BadRow as bad_row:
                 self._bad_rows.meet(place, bad_row)
                 continue
-            if arrival is None:
+            except LeftOut as left_out:
+                self._bad_rows.leave_out(left_out.cause, place)
                 continue
             if arrival.time_ns < latest_ns and not self._any_order:
                 raise UserError(
@@ -121,9 +133,22 @@ class RecordTrace:
                     "before; expected requests in order of time. Sort the file by time."
                 )
             latest_ns = arrival.time_ns
-            num_kept += 1
+            self._bad_rows.keep()
             yield arrival
-        self._bad_rows.end(num_kept)
+        self._bad_rows.end()
+
+    def _single(self) -> Iterator[tuple[str, Record]]:
+        """Place and content of what may be a request each."""
+        for place, content in self._source(self._file):
+            try:
+                record = json_object(content) if isinstance(content, bytes) else as_object(content)
+                if self._parts is None:
+                    yield place, record
+                else:
+                    for within, part in self._parts(record):
+                        yield f"{place}, {within}", part
+            except BadRow as bad_row:
+                self._bad_rows.meet(place, bad_row)
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes | object]]:
@@ -132,9 +157,8 @@ def records(file: Path) -> Iterator[tuple[str, bytes | object]]:
     Raises:
         UserError: a damaged file.
     """
-    with open_source(file) as stream:
-        first = stream.read(4096).lstrip(_SPACE)[:4]
-    if first == b"PAR1":
+    first = first_line(str(file), file)
+    if first.startswith(b"PAR1"):
         yield from _parquet_rows(file)
     elif first.startswith(b"["):
         for number, element in json_array(file):
@@ -147,10 +171,11 @@ def records(file: Path) -> Iterator[tuple[str, bytes | object]]:
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Record]]:
     try:
         number = 0
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield f"row {number}", row
-    except (pa.ArrowInvalid, OSError) as error:
+        with seekable(file) as stream:
+            for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = token_counts.shown(error)
         raise UserError(f"{file} is no whole Parquet file ({reason}); fetch or write it again.") from error

@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import shutil
+import tempfile
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -63,6 +65,18 @@ def open_source(file: Path) -> BinaryIO:
     if first == _ZSTD:
         return io.BufferedReader(_Unpacked(file, pa.CompressedInputStream(pa.OSFile(str(file)), "zstd")), _BUFFER)
     return file.open("rb")
+
+
+def seekable(file: Path) -> BinaryIO:
+    """As `open_source`, for what is not read from front to back: compressed files are unpacked to disk first."""
+    stream = open_source(file)
+    if not isinstance(stream, io.BufferedReader) or not isinstance(stream.raw, _Unpacked):
+        return stream
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's to close
+    with stream:
+        shutil.copyfileobj(stream, unpacked, _BUFFER)
+    unpacked.seek(0)
+    return unpacked
 
 
 class _Unpacked(io.RawIOBase):

@@ -35,21 +35,18 @@ class TimeColumn(Protocol):
     def name(self) -> str:
         """As the file's header spells it."""
 
-    @property
-    def counts_from_first(self) -> bool:
-        """Whether only differences mean anything, so that arrivals count from the first row."""
-
     def from_column(self, column: Any) -> NDArray[np.int64] | None:
         """Nanoseconds of each element of an Arrow array of strings, or None if any cannot be read."""
 
     def from_text(self, text: str) -> int:
         """Nanoseconds of one field. Raises BadRow."""
 
+    def from_value(self, value: object) -> int:
+        """Nanoseconds of a value such as JSON and Parquet have. Raises BadRow."""
+
 
 class DateTimes:
     """Dates with times of day, with 0 to 9 digits after the second, and a UTC offset or none, which means UTC."""
-
-    counts_from_first = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,12 +72,23 @@ class DateTimes:
                 raise ValueError(text)
             seconds = calendar.timegm(datetime.fromisoformat(match[1]).timetuple())
         except ValueError as error:
-            raise BadRow(
-                "unreadable time",
-                f"{self.name} is {token_counts.shown(text, quoted=repr)}; "
-                "expected a time like 2023-11-16 18:15:46.6805900",
-            ) from error
+            raise self._bad(text) from error
         return (seconds - _offset_s(match[3])) * 10**9 + int((match[2] or "").ljust(9, "0"))
+
+    def from_value(self, value: object) -> int:
+        if isinstance(value, str):
+            return self.from_text(value)
+        if not isinstance(value, datetime) or not 1900 <= value.year < 2200:  # the years that `_NAIVE` has
+            raise self._bad(value)
+        seconds = calendar.timegm(value.utctimetuple())
+        return seconds * 10**9 + value.microsecond * 1000 + getattr(value, "nanosecond", 0)  # pandas' has that too
+
+    def _bad(self, value: object) -> BadRow:
+        return BadRow(
+            "unreadable time",
+            f"{self.name} is {token_counts.shown(value, quoted=repr)}; "
+            "expected a time like 2023-11-16 18:15:46.6805900",
+        )
 
 
 class Numbers:
@@ -91,12 +99,10 @@ class Numbers:
         unit: one of `UNITS`.
     """
 
-    counts_from_first = False
-
     def __init__(self, name: str, unit: str) -> None:
         self.name = name
         self._unit = unit
-        self._factor = float(UNITS[unit])
+        self._factor = UNITS[unit]
 
     def from_column(self, column: Any) -> NDArray[np.int64] | None:
         if not pc.all(pc.match_substring_regex(column, f"^(?:{_NUMBER.pattern})$")).as_py():
@@ -110,13 +116,16 @@ class Numbers:
     def from_text(self, text: str) -> int:
         if _NUMBER.fullmatch(text) is None:
             raise self._bad(token_counts.shown(text, quoted=repr))
-        return self.from_number(float(text))
+        return self.from_number(int(text) if text.isdecimal() else float(text))
 
     def from_number(self, value: object) -> int:
         """Nanoseconds of a number, such as JSON has. Raises BadRow."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NS / self._factor:
             raise self._bad(token_counts.shown(value, quoted=repr))
         return round(value * self._factor)
+
+    def from_value(self, value: object) -> int:
+        return self.from_text(value) if isinstance(value, str) else self.from_number(value)
 
     def _bad(self, shown: str) -> BadRow:
         return BadRow(

@@ -72,5 +72,7 @@ def _in_range(name: str, count: int) -> int:
 
 def shown(value: object, quoted: Callable[[object], str] = str) -> str:
     """`value` for an error message: on one line, and no longer than a reader can take in."""
-    text = quoted(value)
+    text = quoted(value)[:61]
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
