@@ -110,7 +110,7 @@ def print_sweep(table: pd.DataFrame, published: dict[str, dict[str, Any]]) -> No
     view = Table(title=f"sweep of {len(table)} points, {len(done)} complete", title_justify="left")
     columns = [
         ("requests/s", "request_throughput", ",.2f"),
-        *([("goodput", "request_goodput", ",.2f")] if table["request_goodput"].notna().any() else []),
+        *([("goodput", "request_goodput", ",.2f")] if _any_given(table, "request_goodput") else []),
         ("token/s", "output_throughput", ",.0f"),
         ("norm. latency ms", "mean_normalized_latency_ms", ",.1f"),
         ("p99 TTFT ms", "p99_ttft_ms", ",.0f"),
@@ -204,6 +204,11 @@ def _varying(table: pd.DataFrame) -> list[str]:
     keys = list(table.columns[2 : list(table.columns).index("status")])
     names = [name for name in ("engine", "model", "hardware", "workload", *keys) if name in table.columns]
     return [name for name in dict.fromkeys(names) if table[name].astype(str).nunique() > 1] or ["engine"]
+
+
+def _any_given(table: pd.DataFrame, name: str) -> bool:
+    """Whether any point has the figure; if none was complete, there is no such column."""
+    return name in table and bool(table[name].notna().any())
 
 
 def _given(value: Any) -> bool:

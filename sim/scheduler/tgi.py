@@ -65,10 +65,12 @@ class TextGenerationInference(Scheduler):
         self._ratio = waiting_served_ratio
         self._max_waiting_tokens = max_waiting_tokens
         self._waiting_tokens = 0  # tokens that those who run have gained since somebody came in
+        self._looked = True  # whether the queue was looked at in this step
         self._must_decode = False  # those who run have paused once since their last token
 
     def _fill(self, plan: StepPlan) -> None:
-        newcomers = 0 if self._must_decode or not self.waiting else self._newcomers()
+        self._looked = not self._must_decode
+        newcomers = self._newcomers() if self._looked and self.waiting else 0
         if newcomers:
             self._must_decode = bool(self.running)
             self._pause(plan)
@@ -127,7 +129,9 @@ class TextGenerationInference(Scheduler):
         return super()._reason_to_reject(sequence)
 
     def _steps_before_decision(self, max_steps: int) -> int:
-        """The pool and the queues stay as they are: only `max_waiting_tokens` can let somebody in."""
+        """The pool and the queues stay as they are: once looked at, only `max_waiting_tokens` can let somebody in."""
+        if self.waiting and not self._looked:
+            return 1
         if self.waiting and self._waiting_tokens < self._max_waiting_tokens:
             return min(max_steps, self._max_waiting_tokens - self._waiting_tokens)
         return max_steps

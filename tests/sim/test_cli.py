@@ -61,7 +61,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
 def test_a_command_that_is_like_no_other_is_answered_with_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("kvtwin: there is no command zzz; the commands are bench, capacity, ")
+    assert error.startswith("kvtwin: there is no command zzz; the commands are bench, calibrate, capacity, ")
     assert error.count("\n") == 1
 
 

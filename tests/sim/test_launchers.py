@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_module
 from processes import SMALL, contents, gated_configs, kvtwin
 
 from sim.cli import main
-from sim.config import LAUNCHERS
+from sim.config import EXTRAS
 from workloads.request import Request
 
 PLUGINS = {
@@ -34,7 +34,7 @@ def installed(launcher: str) -> bool:
 
 
 def needs(launcher: str) -> pytest.MarkDecorator:
-    extra = LAUNCHERS[launcher]
+    extra = EXTRAS["hydra/launcher"][launcher]
     return pytest.mark.skipif(not installed(launcher), reason=f"needs the extra kvtwin[{extra}]")
 
 
@@ -96,7 +96,7 @@ def test_slurm_composes_and_says_so_where_there_is_none(
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", EXTRAS["hydra/launcher"])
 def test_a_launcher_without_its_extra_is_one_line(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     if installed(launcher):
         pytest.skip("its extra is installed here")
