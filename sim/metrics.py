@@ -136,6 +136,7 @@ class Totals:
     good: int = 0  # completed within the limits of goodput
     rejected: int = 0
     aborted: int = 0
+    never_sent: int = 0  # turns of conversations that broke off before them; they are no failed requests
     cut_off: int = 0  # completed at the model limit, with fewer tokens than asked for
     input_tokens: int = 0
     output_tokens: int = 0
@@ -194,6 +195,7 @@ class Metrics:
             "completed": totals.completed,
             "failed": totals.rejected + totals.aborted,
             "aborted": totals.aborted,
+            "never_sent": totals.never_sent,
             "cut_off": totals.cut_off,
             "total_input_tokens": totals.input_tokens,
             "total_output_tokens": totals.output_tokens,

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import simpy
 from omegaconf import DictConfig
 
-from sim.clients import ClosedLoop
+from sim.clients import Arrivals, ClosedLoop
 from sim.config import build, fill, resolved, typed, whole_number
-from sim.engine import Arrivals, Engine
+from sim.engine import Engine
 from sim.files import write_text
 from sim.goodput import ServiceLevel
 from sim.hardware import Deployment, Hardware
@@ -207,8 +207,11 @@ def serve(
     arrivals = _arrivals(parts.workload, parts.concurrency)
     engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, report, link)
     env.process(engine.serve())
-    with _seldom_collected():
-        env.run()
+    try:
+        with _seldom_collected():
+            env.run()
+    finally:
+        recorder.metrics.totals.never_sent = arrivals.num_never_sent
 
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
@@ -270,6 +273,6 @@ def _workload(config: DictConfig, max_model_len: int) -> Workload:
 
 
 def _arrivals(workload: Workload, concurrency: int | None) -> Arrivals:
-    """Clients that wait for nobody, or of whose requests at most `concurrency` are in the system."""
+    """When the requests are sent: each when it is due, or at most `concurrency` of them at a time."""
     requests = iter(workload)
     return Arrivals(requests) if concurrency is None else ClosedLoop(requests, concurrency)

@@ -29,6 +29,7 @@ def print_run(summary: dict[str, Any]) -> None:
         ("requests finished", f"{summary['completed']:,}"),
         ("requests rejected", f"{summary['failed'] - summary['aborted']:,}"),
         *([("requests aborted, pool full", f"{summary['aborted']:,}")] if summary["aborted"] else []),
+        *([("turns never sent", f"{summary['never_sent']:,}")] if summary["never_sent"] else []),
         ("requests cut off at the model limit", f"{summary['cut_off']:,}"),
         ("prompt tokens", f"{summary['total_input_tokens']:,}"),
         ("output tokens", f"{summary['total_output_tokens']:,}"),

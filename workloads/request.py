@@ -47,6 +47,10 @@ class Request(NamedTuple):
         sampling: how several outputs of the prompt come about; None if it has one.
         max_tokens: tokens that the client allows each output to have, at least `output_tokens`; None if it asks for
             just as many as will be generated, as a benchmark does. This a scheduler may use.
+        after: request_id of the turn before it in its conversation, which comes earlier in the workload. It is sent
+            when that one has finished and `think_s` have passed, but not before `arrival_s`; if that one gets no
+            answer, never. None: at `arrival_s`.
+        think_s: seconds between the end of that turn and this one's being sent; at least 0.
     """
 
     request_id: int
@@ -57,6 +61,8 @@ class Request(NamedTuple):
     prompt: TokenIds | HashIds | None = None
     sampling: Sampling | None = None
     max_tokens: int | None = None
+    after: int | None = None
+    think_s: float = 0.0
 
     @property
     def num_outputs(self) -> int:

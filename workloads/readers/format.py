@@ -39,6 +39,7 @@ class Reading:
         time_unit: of formats that do not state it.
         tokens_per_character: of formats that hold texts; asked for there.
         max_model_len: most tokens of prompt and output together.
+        closed_loop: True lets a turn wait for the end of the one before it, of formats with conversations.
     """
 
     on_bad_row: OnBadRow = "error"
@@ -46,6 +47,7 @@ class Reading:
     time_unit: str | None = None
     tokens_per_character: float | None = None
     max_model_len: int | None = None
+    closed_loop: Literal[True] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Format:
         containers: kinds of file it comes in.
         keys: names that must all be there.
         absent: names that must not.
+        conversations: whether records say which one they follow, and so can be served in closed loop.
         unit: of its times; "none" if it has no arrivals, "asked" if it does not state one.
         drops: rows that are no requests, in words.
         source: who publishes it.
@@ -75,6 +78,7 @@ class Format:
     licence: str
     open: Callable[[str, Reading], Workload]
     absent: frozenset[str] = frozenset()
+    conversations: bool = False
 
     def fits(self, sample: Sample) -> bool:
         """Whether a file that begins like this is of the format."""

@@ -14,6 +14,7 @@ import pyarrow.parquet
 from workloads.errors import UserError
 from workloads.readers import token_counts
 from workloads.readers.bad_rows import BadRow, BadRows, OnBadRow
+from workloads.readers.conversations import Conversations, Turn
 from workloads.readers.json_lines import as_object, json_array, json_lines, json_object
 from workloads.readers.source_file import open_source, source_file
 from workloads.request import HashIds, Request, TokenIds
@@ -32,6 +33,7 @@ class Arrival(NamedTuple):
         prompt: what the prompt says, if that is known.
         priority: smaller goes first.
         max_tokens: the client's limit, if the record has one.
+        turn: its place in a conversation, if the record tells; only a closed loop asks.
     """
 
     time_ns: int
@@ -40,6 +42,7 @@ class Arrival(NamedTuple):
     prompt: TokenIds | HashIds | None = None
     priority: int = 0
     max_tokens: int | None = None
+    turn: Turn | None = None
 
 
 class RecordTrace:
@@ -53,6 +56,7 @@ class RecordTrace:
             in `dropped`. Records out of order are no fault of one record, and always an error.
         from_first: arrivals count from the first record instead of the trace's zero.
         any_order: the format promises no order, so records are sorted by time; all of them are in memory then.
+        closed_loop: a turn waits for the end of the one that it follows (`conversations.py`).
 
     Raises:
         UserError: no such file. Iterating raises it for records: it names the place and the remedy.
@@ -66,6 +70,7 @@ class RecordTrace:
         *,
         from_first: bool = False,
         any_order: bool = False,
+        closed_loop: bool = False,
     ) -> None:
         self._path = path
         self._file = source_file(path)
@@ -73,6 +78,7 @@ class RecordTrace:
         self._bad_rows = BadRows(path, on_bad_row)
         self._from_first = from_first
         self._any_order = any_order
+        self._closed_loop = closed_loop
 
     @property
     def num_requests(self) -> int | None:
@@ -89,10 +95,12 @@ class RecordTrace:
         if self._any_order:
             arrivals = iter(sorted(arrivals, key=lambda arrival: arrival.time_ns))
         zero_ns: int | None = None if self._from_first else 0
-        for request_id, (time_ns, prompt_tokens, output_tokens, prompt, priority, max_tokens) in enumerate(arrivals):
+        conversations = Conversations(self._path) if self._closed_loop else None
+        for request_id, arrival in enumerate(arrivals):
+            time_ns, prompt_tokens, output_tokens, prompt, priority, max_tokens, turn = arrival
             if zero_ns is None:
                 zero_ns = time_ns
-            yield Request(
+            request = Request(
                 request_id,
                 (time_ns - zero_ns) / 1e9,
                 prompt_tokens,
@@ -101,6 +109,9 @@ class RecordTrace:
                 prompt,
                 max_tokens=max_tokens,
             )
+            if conversations is not None and turn is not None:
+                request = request._replace(after=conversations.follows(turn, request_id), think_s=turn.think_ns / 1e9)
+            yield request
 
     def _arrivals(self) -> Iterator[Arrival]:
         """Of the records that can be used, in the order of the file."""

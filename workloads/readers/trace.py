@@ -24,6 +24,8 @@ class Trace:
         tokens_per_character: of formats that hold texts instead of token counts.
         rebase: arrivals count from the first request's instead of the trace's own zero.
         max_model_len: most tokens of prompt and output together.
+        closed_loop: of formats with conversations: a turn waits until the one before it has been answered, instead of
+            coming by its time alone.
 
     Attributes:
         format: what the file was taken for.
@@ -42,6 +44,7 @@ class Trace:
         tokens_per_character: float | None = None,
         rebase: bool = False,
         max_model_len: int | None = None,
+        closed_loop: bool = False,
     ) -> None:
         if block_size is not None and block_size < 1:
             raise UserError(f"workload.block_size is {block_size}; expected at least 1 token.")
@@ -58,7 +61,13 @@ class Trace:
                 f"workload.time_unit is {time_unit}, but times of {self.format.name} are in {self.format.unit}; "
                 "leave it out."
             )
-        reading = Reading(on_bad_row, block_size, time_unit, tokens_per_character, max_model_len)
+        if closed_loop and not self.format.conversations:
+            raise UserError(
+                f"workload.closed_loop is true, but {path} is taken for {self.format.name}, whose requests do not say "
+                "which one they follow; leave it out."
+            )
+        waits = True if closed_loop else None
+        reading = Reading(on_bad_row, block_size, time_unit, tokens_per_character, max_model_len, waits)
         self._workload = self.format.open(path, reading)
         self._rebase = rebase
 
