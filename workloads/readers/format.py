@@ -47,7 +47,7 @@ class Reading:
     time_unit: str | None = None
     tokens_per_character: float | None = None
     max_model_len: int | None = None
-    closed_loop: Literal[True] | None = None
+    closed_loop: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

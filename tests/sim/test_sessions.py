@@ -1,0 +1,197 @@
+"""Conversations in closed loop: when a turn is sent, what it finds in the cache, and when there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cli import main
+from sim.clients import Arrivals, ClosedLoop
+from workloads.errors import UserError
+from workloads.request import Request
+
+Simulate = Callable[..., Path]
+SECONDS = ["timing=constant", "timing.step_seconds=1"]
+
+
+def bailian(folder: Path, *rows: tuple[int, int, float, int, int]) -> list[str]:
+    """Writes (chat_id, parent_chat_id, time, prompt, output) as a trace; returns the overrides that read it."""
+    lines = [
+        {
+            "chat_id": chat,
+            "parent_chat_id": parent,
+            "timestamp": time,
+            "input_length": prompt,
+            "output_length": output,
+            "type": "text",
+            "turn": 1,
+            "hash_ids": [1000 * chat + block for block in range(-(-prompt // 16))],
+        }
+        for chat, parent, time, prompt, output in rows
+    ]
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return ["workload=trace", f"workload.path={path}"]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (
+        pd.read_parquet(folder / "requests.parquet").sort_values("request_id").to_dict("records")
+    )
+    return rows
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+THREE_TURNS = [(7, -1, 0.0, 4, 3), (8, 7, 1.0, 8, 2), (9, 8, 20.0, 12, 1)]
+
+
+def test_a_turn_of_a_trace_waits_for_the_one_before_it_and_for_its_own_time(simulate: Simulate, tmp_path: Path) -> None:
+    # Steps of 1 s, a token each. The first turn ends at 3, the second's own time, 1, is over: it is sent at 3 and ends
+    # at 5. The third's own time is 20.
+    rows = rows_of(simulate(*bailian(tmp_path, *THREE_TURNS), *SECONDS, "workload.closed_loop=true"))
+    assert [(row["arrival_s"], row["finish_s"]) for row in rows] == [(0, 3), (3, 5), (20, 21)]
+
+
+def test_without_closed_loop_the_clock_alone_says_when(simulate: Simulate, tmp_path: Path) -> None:
+    rows = rows_of(simulate(*bailian(tmp_path, *THREE_TURNS), *SECONDS))
+    assert [row["arrival_s"] for row in rows] == [0, 1, 20]
+
+
+def test_a_turn_whose_parent_is_from_before_the_trace_comes_at_its_own_time(simulate: Simulate, tmp_path: Path) -> None:
+    rows = rows_of(simulate(*bailian(tmp_path, (7, 3, 2.0, 4, 3)), *SECONDS, "workload.closed_loop=true"))
+    assert [row["arrival_s"] for row in rows] == [2]
+
+
+def test_slow_motion_keeps_the_turns_in_order(simulate: Simulate, tmp_path: Path) -> None:
+    options = ["workload.closed_loop=true", "workload.time_scale=0.1"]
+    rows = rows_of(simulate(*bailian(tmp_path, *THREE_TURNS), *SECONDS, *options))
+    assert [row["arrival_s"] for row in rows] == [0, 3, 5]  # own times 0, 0.1 and 2
+
+
+def test_after_a_turn_that_is_turned_away_the_others_are_never_sent(simulate: Simulate, tmp_path: Path) -> None:
+    # 4 blocks of 16 are too few for the second turn's 100 tokens; the third and fourth follow it, the fifth does not.
+    turns = [(1, -1, 0.0, 4, 3), (2, 1, 0.0, 100, 2), (3, 2, 0.0, 12, 1), (4, 3, 9.0, 12, 1), (5, -1, 9.0, 4, 1)]
+    pool = ["memory.block_size=16", "memory.num_blocks=5"]
+    folder = simulate(*bailian(tmp_path, *turns), *pool, *SECONDS, "workload.closed_loop=true")
+    assert [(row["request_id"], row["status"]) for row in rows_of(folder)] == [
+        (0, "finished"),
+        (1, "rejected"),
+        (4, "finished"),
+    ]
+    summary = summary_of(folder)
+    assert (summary["completed"], summary["failed"], summary["never_sent"]) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("turns", "line"),
+    [
+        ([(7, 7, 0.0, 4, 3)], "request 0 follows turn 7, which is request 0 and does not come before it."),
+        (
+            [(7, 8, 0.0, 4, 3), (8, 7, 1.0, 4, 3)],
+            "request 0 follows turn 8, which is request 1 and does not come before it.",
+        ),
+        ([(7, -1, 0.0, 4, 3), (7, -1, 1.0, 4, 3)], "requests 0 and 1 are both turn 7; expected a name for each."),
+    ],
+    ids=["itself", "circle", "twice"],
+)
+def test_parents_that_go_in_circles_are_one_line(
+    turns: list[Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*bailian(tmp_path, *turns), *SECONDS, f"hydra.run.dir={tmp_path}/run", "plots=false"]
+    assert main(["sim", *options, "workload.closed_loop=true"]) == 2
+    assert capsys.readouterr().err == (
+        f"kvtwin: {tmp_path}/trace.jsonl: {line} Correct the file, or leave workload.closed_loop out.\n"
+    )
+    assert main(["sim", *options]) == 0  # the clock needs no parents
+
+
+def test_a_format_without_conversations_has_no_closed_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,2\n")
+    assert main(["sim", "workload=trace", f"workload.path={path}", "workload.closed_loop=true"]) == 2
+    assert capsys.readouterr().err == (
+        f"kvtwin: workload.closed_loop is true, but {path} is taken for azure, whose requests do not say which one "
+        "they follow; leave it out.\n"
+    )
+
+
+def test_a_turn_that_follows_a_later_request_is_one_line() -> None:
+    with pytest.raises(UserError) as error:
+        Arrivals(iter([Request(0, 0.0, 1, 1, after=1), Request(1, 0.0, 1, 1)]))
+    assert str(error.value) == (
+        "request 0 follows request 1, which does not come before it; the turns of a conversation have to be in order. "
+        "Correct the workload, or leave workload.closed_loop out."
+    )
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[tuple[Request, float]]:
+    """Requests, some of which follow others, and how long each is served; 0 for those that are turned away."""
+    now, requests = 0.0, []
+    for number in range(draw(st.integers(1, 25))):
+        now += draw(st.sampled_from([0.0, 0.0, 0.5, 3.0]))
+        after = draw(st.none() | st.integers(0, number - 1)) if number else None
+        request = Request(number, now, 1, 1, after=after, think_s=draw(st.sampled_from([0.0, 0.25, 2.0])))
+        requests.append((request, draw(st.sampled_from([0.0, 1.0, 1.0, 2.0, 5.0]))))
+    return requests
+
+
+@settings(deadline=None)
+@given(forests(), st.none() | st.integers(1, 5))
+def test_turns_are_sent_as_a_list_of_everybody_says(forest: list[tuple[Request, float]], places: int | None) -> None:
+    # The witness looks at all requests each time. Who is due first is sent next, as soon as there is a place: whoever
+    # follows one that was not sent yet is due later than that one.
+    served = dict(enumerate(seconds for _, seconds in forest))
+    end: dict[int, float] = {}  # of those that were sent; infinity without an answer
+
+    def due(request: Request) -> float:
+        if request.after is None:
+            return request.arrival_s
+        return max(request.arrival_s, end.get(request.after, math.inf) + request.think_s)
+
+    expected, running = [], []
+    left = [request for request, _ in forest]
+    while left:
+        request = min(left, key=lambda one: (due(one), one.request_id))
+        if due(request) == math.inf:
+            break
+        left.remove(request)
+        busy = sorted(running)[-(places or 99) :]
+        sent = due(request) if len(busy) < (places or 99) else max(due(request), busy[0])
+        expected.append((sent, request.request_id))
+        seconds = served[request.request_id]
+        end[request.request_id] = sent + seconds if seconds else math.inf
+        running.append(sent + seconds)
+
+    def stream() -> Iterator[Request]:
+        yield from (request for request, _ in forest)
+
+    arrivals = Arrivals(stream()) if places is None else ClosedLoop(stream(), places)
+    sent_at, ends = [], []
+    while ends or arrivals.next_s < math.inf:
+        now = min((at for at, _ in ends), default=math.inf)
+        if arrivals.next_s <= now:
+            now = arrivals.next_s
+            for request in arrivals.until(now):
+                sent_at.append((request.arrival_s, request.request_id))
+                if served[request.request_id]:
+                    ends.append((request.arrival_s + served[request.request_id], request))
+                else:
+                    arrivals.failed([request], request.arrival_s)
+        else:
+            arrivals.ended([request for at, request in ends if at == now], now)
+            ends = [(at, request) for at, request in ends if at > now]
+    assert sorted(sent_at) == sorted(expected)
+    assert arrivals.num_never_sent == len(left)
