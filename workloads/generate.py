@@ -50,23 +50,12 @@ class Synthetic:
         max_model_len: int | None,
         duration_s: float | None = None,
     ) -> None:
-        if not (rate > 0 and math.isfinite(rate)):
-            raise UserError(
-                f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
-                "Use workload/arrivals=all_at_once to have no gaps at all."
-            )
+        check_rate(rate)
         _check_extent(arrivals, num_requests, duration_s)
-        if seed is None or seed < 0:
-            raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
-        if max_model_len is None or max_model_len < 2:
-            raise UserError(
-                f"workload.max_model_len is {_shown(max_model_len)}; "
-                "expected at least 2 tokens, one of prompt and one of output."
-            )
+        self._seed = check_seed(seed)
         self._arrivals = arrivals
         self._rate = rate
-        self._pairs = pairs_within(max_model_len, prompt_lengths, output_lengths)
-        self._seed = seed
+        self._pairs = pairs_within(check_limit(max_model_len), prompt_lengths, output_lengths)
         self._num_requests = num_requests
         self._duration_s = duration_s
 
@@ -86,14 +75,37 @@ class Synthetic:
         arrivals, prompts, outputs = (
             np.random.default_rng(seed) for seed in np.random.SeedSequence(self._seed).spawn(3)
         )
-        request_ids = count()
-        now_s = 0.0
-        while True:
-            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, _CHUNK))
-            now_s = float(arrivals_s[-1])
+        arrivals_s = self._arrivals.times(arrivals, self._rate)
+        for first in count(0, _CHUNK):
             prompt_tokens, output_tokens = self._pairs.at(prompts.random(_CHUNK), outputs.random(_CHUNK))
-            columns = (arrivals_s, prompt_tokens, output_tokens)
-            yield from map(Request, request_ids, *(column.tolist() for column in columns))
+            chunk = range(first, first + _CHUNK)
+            yield from map(Request, chunk, arrivals_s, prompt_tokens.tolist(), output_tokens.tolist())
+
+
+def check_rate(rate: float) -> None:
+    """Raises UserError unless `rate` can be a mean number of requests/s."""
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UserError(
+            f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
+            "Use workload/arrivals=all_at_once to have no gaps at all."
+        )
+
+
+def check_seed(seed: int | None) -> int:
+    """The seed, once a run has filled it in. Raises UserError."""
+    if seed is None or seed < 0:
+        raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
+    return seed
+
+
+def check_limit(max_model_len: int | None) -> int:
+    """The model's limit, once a run has filled it in. Raises UserError."""
+    if max_model_len is None or max_model_len < 2:
+        raise UserError(
+            f"workload.max_model_len is {_shown(max_model_len)}; "
+            "expected at least 2 tokens, one of prompt and one of output."
+        )
+    return max_model_len
 
 
 def _check_extent(arrivals: ArrivalProcess, num_requests: int | None, duration_s: float | None) -> None:

@@ -195,3 +195,51 @@ def test_turns_are_sent_as_a_list_of_everybody_says(forest: list[tuple[Request, 
             ends = [(at, request) for at, request in ends if at > now]
     assert sorted(sent_at) == sorted(expected)
     assert arrivals.num_never_sent == len(left)
+
+
+CONVERSATIONS = ["workload=conversations", "max_model_len=2048", "workload/turns=fixed", "workload/think=fixed"]
+FIXED = ["workload/prompt_lengths=fixed", "workload/output_lengths=fixed"]
+
+
+def test_a_turn_finds_prompt_and_output_of_the_one_before_it(simulate: Simulate) -> None:
+    # New prompts of 40 tokens and answers of 24. The last token of an answer is never computed, so a turn finds the
+    # full blocks of 16 among 63 tokens, and among 63 + 64: 48 and 112. The first finds nothing.
+    tokens = ["workload.prompt_lengths.tokens=40", "workload.output_lengths.tokens=24", "workload.turns.turns=3"]
+    options = ["workload.num_conversations=5", "workload.rate=0.01", "memory.block_size=16"]
+    rows = rows_of(simulate(*CONVERSATIONS, *FIXED, *tokens, *options, "workload.think.seconds=1"))
+    assert [row["prompt_tokens"] for row in rows] == [40, 104, 168] * 5
+    assert [row["hit_tokens"] for row in rows] == [0, 48, 112] * 5
+
+
+@pytest.mark.parametrize("think_s", [0, 2.5, 30])
+def test_the_response_time_law_of_a_closed_system_holds(simulate: Simulate, think_s: float) -> None:
+    # N = 12 users think Z and get 4 tokens at 1 s a step from a server with 5 seats. The law X = N / (R + Z) is exact
+    # over whole cycles of the users; over the 40 turns of each it errs by one think time and one response in 40 cycles,
+    # which is 2.5 %. A user's first turn has no think time before it.
+    users, turns = 12, 40
+    tokens = ["workload.prompt_lengths.tokens=4", "workload.output_lengths.tokens=4", f"workload.turns.turns={turns}"]
+    options = [f"workload.num_conversations={users}", "workload/arrivals=all_at_once", "scheduler.max_num_seqs=5"]
+    folder = simulate(*CONVERSATIONS, *FIXED, *tokens, *options, *SECONDS, f"workload.think.seconds={think_s}")
+    rows = pd.DataFrame(rows_of(folder))
+    assert len(rows) == users * turns
+    response = (rows["finish_s"] - rows["arrival_s"]).mean()
+    throughput = len(rows) / rows["finish_s"].max()
+    assert throughput == pytest.approx(users / (response + think_s), rel=0.025 + 0.025)
+    assert (response > 4.5) == (think_s < 3)  # 12 users are too many for 5 seats unless they think: then nobody waits
+
+
+def test_users_who_never_wait_for_a_seat_have_the_response_time_of_one(simulate: Simulate) -> None:
+    # One user with Z = 6 and R = 4 s: a cycle is 10 s, exactly, and ten turns end at 10 * 10 - 6 = 94 s.
+    tokens = ["workload.prompt_lengths.tokens=4", "workload.output_lengths.tokens=4", "workload.turns.turns=10"]
+    options = ["workload.num_conversations=1", "workload/arrivals=all_at_once", "workload.think.seconds=6"]
+    rows = rows_of(simulate(*CONVERSATIONS, *FIXED, *tokens, *options, *SECONDS))
+    assert [row["arrival_s"] for row in rows] == [10.0 * turn for turn in range(10)]
+    assert [row["finish_s"] for row in rows] == [10.0 * turn + 4 for turn in range(10)]
+
+
+def test_turns_wait_for_places_too(simulate: Simulate) -> None:
+    # Two users who go on at once, one place, 4 s each: they take turns, for who has been due longest is next.
+    tokens = ["workload.prompt_lengths.tokens=4", "workload.output_lengths.tokens=4", "workload.turns.turns=2"]
+    options = ["workload.num_conversations=2", "workload/arrivals=all_at_once", "workload.concurrency=1"]
+    rows = rows_of(simulate(*CONVERSATIONS, *FIXED, *tokens, *options, *SECONDS))
+    assert [(row["request_id"], row["arrival_s"]) for row in rows] == [(0, 0), (1, 8), (2, 4), (3, 12)]

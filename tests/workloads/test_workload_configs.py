@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from workloads.conversations import Conversations
 from workloads.generate import Synthetic
 from workloads.readers.azure import AzureTrace
 from workloads.readers.mooncake import MooncakeTrace
@@ -100,6 +101,14 @@ def test_groups_of_a_paper_workload_can_be_exchanged(name: str) -> None:
     assert {(request.prompt_tokens, request.output_tokens) for request in workload} == {(1024, 128)}
 
 
+@pytest.mark.parametrize("group", ["turns", "think"])
+def test_every_choice_of_a_conversation_can_be_built(group: str) -> None:
+    choices = sorted(file.stem for file in (CONF / "workload" / group).glob("*.yaml"))
+    assert choices
+    for choice in choices:
+        assert isinstance(build("conversations", f"workload/{group}={choice}"), Conversations), choice
+
+
 @pytest.mark.parametrize("group", ["arrivals", "prompt_lengths", "output_lengths"])
 def test_every_choice_of_every_group_can_be_built(group: str, tmp_path: Path) -> None:
     choices = sorted(file.stem for file in (CONF / "workload" / group).glob("*.yaml"))
@@ -107,6 +116,9 @@ def test_every_choice_of_every_group_can_be_built(group: str, tmp_path: Path) ->
     (tmp_path / "lengths.csv").write_text("tokens\n7\n")
     for choice in choices:
         overrides = [f"workload/{group}={choice}"]
+        if choice == "replayed":
+            (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n2,1,1\n")
+            overrides += [f"workload.arrivals.path={tmp_path / 'trace.csv'}"]
         if choice == "empirical":
             overrides += [f"workload.{group}.path={tmp_path / 'lengths.csv'}", f"workload.{group}.column=tokens"]
         assert isinstance(build("synthetic", *overrides), Synthetic), choice
