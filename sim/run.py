@@ -27,9 +27,11 @@ from sim.progress import Progress
 from sim.recorder import Record, Recorder, Status
 from sim.scheduler.base import Scheduler
 from workloads.asked_limit import AskedLimit
+from workloads.length_scale import ScaledLengths
 from workloads.limit import FirstRequests
 from workloads.readers.trace import Trace
 from workloads.request import Workload
+from workloads.sample import Sampled
 from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
 from workloads.time_scale import ScaledTime
@@ -243,22 +245,29 @@ def _seldom_collected() -> Iterator[None]:
 
 def trace_facts(workload: Workload) -> dict[str, Any]:
     """What a trace was taken for, and how many of its rows were left out, by cause; generators drop nothing."""
-    while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
+    while isinstance(workload, (AskedLimit, FirstRequests, Sampled, ScaledLengths, ScaledTime, SeveralOutputs)):
         workload = workload.workload
     taken_for: dict[str, Any] = {"trace_format": workload.format.name} if isinstance(workload, Trace) else {}
     return taken_for | {"rows_dropped": dict(getattr(workload, "dropped", {}))}
 
 
 def _workload(config: DictConfig, max_model_len: int) -> Workload:
-    """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly, all ask for
-    `workload.sampling` and may generate `workload.max_tokens`.
+    """The workload: a share `workload.sample` of its requests, cut to `workload.limit` of them, which are
+    `workload.length_scale` times as long, come `workload.time_scale` times as slowly, all ask for `workload.sampling`
+    and may generate `workload.max_tokens`.
     """
     seed = whole_number(config, "seed", 0)
-    aside = ("concurrency", "limit", "max_tokens", "sampling", "time_scale")
+    aside = ("concurrency", "length_scale", "limit", "max_tokens", "sample", "sampling", "time_scale")
     workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
+    share: float | None = typed(config.workload.get("sample"), float | None, "workload.sample")
+    if share is not None:
+        workload = Sampled(workload, share, seed)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     if limit is not None:
         workload = FirstRequests(workload, limit)
+    length_scale: float = typed(config.workload.get("length_scale", 1.0), float, "workload.length_scale")
+    if length_scale != 1:
+        workload = ScaledLengths(workload, length_scale)
     time_scale: float = typed(config.workload.get("time_scale", 1.0), float, "workload.time_scale")
     if time_scale != 1:
         workload = ScaledTime(workload, time_scale)

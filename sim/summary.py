@@ -72,9 +72,13 @@ def print_run(summary: dict[str, Any]) -> None:
 
 
 def _goodput(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was served as well as promised, if anything was."""
-    goodput = summary["request_goodput"]
-    return [] if goodput is None else [("request goodput", _number(goodput, "requests/s", ",.2f"))]
+    """What was served as well as promised, if anything was, also by class."""
+    by_class = {f"request goodput, {name}": one for name, one in summary.get("classes", {}).items()}
+    return [
+        (name, _number(figures["request_goodput"], "requests/s", ",.2f"))
+        for name, figures in {"request goodput": summary, **by_class}.items()
+        if figures["request_goodput"] is not None
+    ]
 
 
 def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -34,8 +34,8 @@ def build(name: str, *overrides: str) -> Any:
     limit are the run's.
     """
     config = workload_config(name, *overrides)
-    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
-    assert [config.pop(knob) for knob in knobs] == [None, None, None, 1.0]
+    knobs = ("limit", "sample", "max_tokens", "concurrency", "time_scale", "length_scale")
+    assert [config.pop(knob) for knob in knobs] == [None, None, None, None, 1.0, 1.0]
     for knob, value in {"seed": 0, "max_model_len": 2048}.items():
         if knob in config:
             assert config[knob] is None
@@ -46,8 +46,10 @@ def build(name: str, *overrides: str) -> Any:
 def test_every_workload_can_be_cut_and_slowed_down_and_sent_by_clients_that_wait() -> None:
     configs = [workload_config(file.stem) for file in (CONF / "workload").glob("*.yaml")]
     assert configs
-    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
-    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {(None, None, None, 1.0)}
+    knobs = ("limit", "sample", "max_tokens", "concurrency", "time_scale", "length_scale")
+    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {
+        (None, None, None, None, 1.0, 1.0)
+    }
 
 
 def test_every_workload_may_ask_for_several_outputs(tmp_path: Path) -> None:
