@@ -244,3 +244,20 @@ def test_turns_wait_for_places_too(simulate: Simulate) -> None:
     options = ["workload.num_conversations=2", "workload/arrivals=all_at_once", "workload.concurrency=1"]
     rows = rows_of(simulate(*CONVERSATIONS, *FIXED, *tokens, *options, *SECONDS))
     assert [(row["request_id"], row["arrival_s"]) for row in rows] == [(0, 0), (1, 8), (2, 4), (3, 12)]
+
+
+@pytest.mark.parametrize("engine", ["vllm_v1", "vllm_v0", "sglang", "tgi"])
+def test_an_engine_that_leaps_serves_conversations_as_one_that_steps(simulate: Simulate, engine: str) -> None:
+    # Pools of some 300 blocks, or as many tokens, so that users wait for one another.
+    lengths = ["workload/prompt_lengths=uniform", "workload.prompt_lengths.low=5", "workload.prompt_lengths.high=90"]
+    lengths += ["workload/output_lengths=uniform", "workload.output_lengths.low=1", "workload.output_lengths.high=60"]
+    users = ["workload=conversations", "workload.num_conversations=12", "workload.rate=6", "workload.think.mean=0.5"]
+    pool = ["max_model_len=512", f"memory.num_blocks={1500 if engine == 'sglang' else 90}"]
+    leaping, stepping = (
+        simulate(f"engine={engine}", *users, *lengths, *pool, f"engine.leap={leap}") for leap in ("true", "false")
+    )
+    for table in ("requests", "events"):
+        assert (leaping / f"{table}.parquet").read_bytes() == (stepping / f"{table}.parquet").read_bytes()
+    summary = summary_of(leaping)
+    assert summary["never_sent"] == summary_of(stepping)["never_sent"]
+    assert summary["mean_waiting"] > 0
