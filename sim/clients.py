@@ -6,7 +6,7 @@ conversation is over, and the turns to come are never sent.
 
 With `workload.concurrency=N`, as `vllm bench serve --max-concurrency` does, a request that is due also waits until a
 place is free: at most N are in the system, and whoever has been due longest is next. A place is free again when its
-request has finished or was turned away; nobody holds one while he thinks.
+request has finished or was turned away; nobody holds one while thinking.
 
 A request counts as arrived when it is sent. What it asks for is the workload's business, when it joins after its
 arrival the engine's.

@@ -1,8 +1,8 @@
 """Several classes of requests in one workload: each with lengths, priority and promise of its own.
 
-Which class a request is of is drawn from the seed, each as likely as its weight says; so each class comes as the whole
-does, at its share of the rate. Arrivals, classes, and prompts and outputs of each class have a random generator each.
-Adding a class at the end leaves the lengths of the others as they were.
+Which class a request is of is drawn from the seed, each as likely as its weight says, whenever it comes: bursts are of
+all classes. Arrivals, classes, and prompts and outputs of each class have a random generator each. Adding a class at
+the end leaves the lengths of the others as they were.
 """
 
 import math
