@@ -197,6 +197,9 @@ def typed(value: Any, annotation: Any, name: str, **supplied: Any) -> Any:
     """
     if isinstance(value, DictConfig) and "_target_" in value:
         return build(value, name, **supplied)
+    if typing.get_origin(annotation) is dict and isinstance(value, DictConfig):
+        _, kind = typing.get_args(annotation)
+        return {key: typed(value[key], kind, f"{name}.{key}", **supplied) for key in map(str, value)}
     if isinstance(value, (DictConfig, ListConfig)):
         value = OmegaConf.to_container(value, resolve=True)
     origin, choices = typing.get_origin(annotation), typing.get_args(annotation)

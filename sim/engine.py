@@ -1,29 +1,29 @@
 """The engine: a SimPy process that lets a scheduler plan steps, a timer price them, and a recorder write them down.
 
 Requests that arrive during a step join at its end; under asynchronous scheduling the step after it is already planned
-then, so they join at the end of that one. Whether clients wait for the end of earlier requests is theirs to say
-(`clients.py`). Times are the running sum of the durations in step order; SimPy's clock moves with them but is not read
-back, so that they do not depend on how many events a stretch of time took: a leap over many steps gives the same times,
-bit for bit, as the steps one by one.
+then, so they join at the end of that one. When they are sent, and whether that waits for the end of earlier ones, is
+the clients' business (`clients.py`). Times are the running sum of the durations in step order; SimPy's clock moves with
+them but is not read back, so that they do not depend on how many events a stretch of time took: a leap over many steps
+gives the same times, bit for bit, as the steps one by one.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from itertools import accumulate
 from typing import Any
 
 import simpy
 
+from sim.clients import Arrivals
 from sim.link import Link
 from sim.memory.interface import KVMemory, Occupancy
 from sim.plan import StepPlan, StepTimer
 from sim.recorder import Recorder
 from sim.scheduler.base import Scheduler
 from workloads.errors import UserError
-from workloads.request import Request
 
 LONGEST_LEAP = 256  # steps; it only bounds the work that is lost when an arrival cuts a leap short
 NO_PROGRESS_POOLS = 4  # a run that computes this many pools full of tokens without one new token goes in circles
@@ -31,36 +31,6 @@ NO_PROGRESS_POOLS = 4  # a run that computes this many pools full of tokens with
 
 class NoProgress(UserError):
     """Requests are left, but none of them will ever gain a token."""
-
-
-class Arrivals:
-    """The requests still to come, in order of arrival.
-
-    Args:
-        requests: a stream, sorted by arrival.
-
-    Attributes:
-        next_s: when the next request comes, in seconds; infinity if there is none.
-    """
-
-    def __init__(self, requests: Iterator[Request]) -> None:
-        self._requests = requests
-        self._next: Request | None = None
-        self.next_s = 0.0
-        self._read()
-
-    def until(self, now: float) -> Iterator[Request]:
-        """Takes out the requests that have come by `now`."""
-        while self._next is not None and self.next_s <= now:
-            yield self._next
-            self._read()
-
-    def ended(self, num_requests: int, now: float) -> None:
-        """So many have finished or were turned away at `now`; those to come do not wait for that."""
-
-    def _read(self) -> None:
-        self._next = next(self._requests, None)
-        self.next_s = self._next.arrival_s if self._next is not None else math.inf
 
 
 class Engine:
@@ -113,7 +83,7 @@ class Engine:
                     sequence, reason = scheduler.arrive(request)
                     recorder.arrived(sequence, reason)
                     if reason is not None:
-                        arrivals.ended(1, request.arrival_s)
+                        arrivals.failed([request], request.arrival_s)
             next_s, sample_s = arrivals.next_s, recorder.next_sample_s
             due = next_s if next_s < sample_s else sample_s
             plan = scheduler.schedule(self._steps_until(due))
@@ -190,12 +160,12 @@ class Engine:
         if finished:
             for sequence in finished:
                 recorder.finished(sequence, end)
-            self.arrivals.ended(len(finished), end)
+            self.arrivals.ended((sequence.request for sequence in finished), end)
             self._report(recorder.metrics.num_ended, end)
         if plan.aborted:
             for sequence in plan.aborted:
                 recorder.aborted(sequence, end)
-            self.arrivals.ended(len(plan.aborted), end)
+            self.arrivals.failed((sequence.request for sequence in plan.aborted), end)
             self._report(recorder.metrics.num_ended, end)
         if plan.work.num_generated:
             self._fruitless_tokens = 0

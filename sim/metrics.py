@@ -136,6 +136,7 @@ class Totals:
     good: int = 0  # completed within the limits of goodput
     rejected: int = 0
     aborted: int = 0
+    never_sent: int = 0  # turns of conversations that broke off before them; they are no failed requests
     cut_off: int = 0  # completed at the model limit, with fewer tokens than asked for
     input_tokens: int = 0
     output_tokens: int = 0
@@ -156,6 +157,14 @@ class Totals:
 
 
 @dataclass(slots=True)
+class ClassTotals:
+    """What has happened so far to the requests of one class."""
+
+    completed: int = 0
+    good: int = 0  # within the limits of goodput
+
+
+@dataclass(slots=True)
 class Metrics:
     """Everything that `summary.json` says of the run."""
 
@@ -163,6 +172,7 @@ class Metrics:
     block_bytes: int = 0  # of KV in a block, over all GPUs
     counts_good: bool = False  # there are limits that a request may miss
     totals: Totals = field(default_factory=Totals)
+    classes: dict[str, ClassTotals] = field(default_factory=dict)  # of a workload that has several
     stretches: Stretches = field(default_factory=Stretches)
     ttft: Samples = field(default_factory=Samples)
     tpot: Samples = field(default_factory=Samples)
@@ -177,6 +187,12 @@ class Metrics:
         """Requests that have finished, were rejected or aborted."""
         return self.totals.completed + self.totals.rejected + self.totals.aborted
 
+    def class_finished(self, name: str, good: bool) -> None:
+        """A request of this class has finished."""
+        totals = self.classes.setdefault(name, ClassTotals())
+        totals.completed += 1
+        totals.good += good
+
     def summary(self) -> dict[str, Any]:
         """The figures; latencies in milliseconds, everything else in SI units."""
         totals = self.totals
@@ -190,10 +206,19 @@ class Metrics:
         latencies: dict[str, float | None] = {}
         for name in ("ttft", "tpot", "itl", "e2el"):
             latencies |= getattr(self, name).statistics(name)
+        classes = {
+            name: {
+                "completed": one.completed,
+                "request_throughput": rate(one.completed),
+                "request_goodput": rate(one.good) if self.counts_good else None,
+            }
+            for name, one in sorted(self.classes.items())
+        }
         return {
             "completed": totals.completed,
             "failed": totals.rejected + totals.aborted,
             "aborted": totals.aborted,
+            "never_sent": totals.never_sent,
             "cut_off": totals.cut_off,
             "total_input_tokens": totals.input_tokens,
             "total_output_tokens": totals.output_tokens,
@@ -232,4 +257,5 @@ class Metrics:
             "saturated_s": saturated.seconds,
             "mean_running_saturated": saturated.running / saturated.seconds if saturated.seconds else None,
             **saturated.means(self.num_slots, "saturated_"),
+            **({"classes": classes} if classes else {}),
         }

@@ -21,6 +21,7 @@ from sim.plan import Preemption, StepPlan
 from sim.sequence import Sequence
 from sim.tables import Table
 from workloads.errors import UserError
+from workloads.request import Promise
 
 Status = Literal["complete", "interrupted", "failed"]
 Rows = Literal["all", "sampled", "none"]
@@ -68,6 +69,7 @@ REQUESTS = pa.schema(
         ("generated_tokens", pa.int64()),  # over all outputs
         ("preemptions", pa.int64()),
         ("hit_tokens", pa.int64()),  # prefix-cache hit at the first admission
+        ("traffic_class", pa.string()),  # of a workload that has several
     ]
 )
 STEPS = pa.schema(
@@ -121,7 +123,7 @@ class Recorder:
         block_size: slots in a block.
         record: which rows to keep.
         looks_up: whether prompts are looked up in a prefix cache, and so count as queried.
-        promised: what a request must meet to count for goodput.
+        promised: what a request must meet to count for goodput, unless it was promised something of its own.
         streams: whether a client gets each token when it is there. Otherwise all come with the last one: then that is
             the time of the first token too, and further tokens have no time of their own.
 
@@ -141,7 +143,7 @@ class Recorder:
     ) -> None:
         self.folder = folder
         self.metrics = Metrics(num_slots, counts_good=promised.promises)
-        self._promised = promised
+        self._promised: Promise = promised
         self.next_sample_s = 0.0 if record.steps == "sampled" else math.inf
         self._next_row_s = -math.inf if record.steps == "all" else self.next_sample_s
         self._block_size = block_size
@@ -215,8 +217,13 @@ class Recorder:
         if generated > 1 and self._streams:  # as in vllm bench serve: one token has no time per further token
             tpot = (now - sequence.first_token_s) / (generated - 1)
             metrics.tpot.add(tpot)
-        if metrics.counts_good:
-            totals.good += self._promised.met(ttft, tpot, e2el)
+        promised = self._promised
+        if request.promised is not None:
+            promised, metrics.counts_good = request.promised, True
+        good = promised.met(ttft, tpot, e2el)
+        totals.good += good
+        if request.traffic_class is not None:
+            metrics.class_finished(request.traffic_class, good)
         metrics.last_finish_s = now
         totals.completed += 1
         totals.input_tokens += request.prompt_tokens
@@ -399,5 +406,6 @@ class Recorder:
                 sequence.generated_in_all,
                 sequence.preemptions,
                 sequence.hit_tokens,
+                request.traffic_class,
             )
         )

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import simpy
 from omegaconf import DictConfig
 
-from sim.clients import ClosedLoop
+from sim.clients import Arrivals, ClosedLoop
 from sim.config import build, fill, resolved, typed, whole_number
-from sim.engine import Arrivals, Engine
+from sim.engine import Engine
 from sim.files import write_text
 from sim.goodput import ServiceLevel
 from sim.hardware import Deployment, Hardware
@@ -29,10 +29,12 @@ from sim.recorder import Record, Recorder, Status
 from sim.scheduler.base import Scheduler
 from workloads.asked_limit import AskedLimit
 from workloads.errors import UserError
+from workloads.length_scale import ScaledLengths
 from workloads.limit import FirstRequests
 from workloads.readers.bad_rows import Fate
 from workloads.readers.trace import Trace
 from workloads.request import Workload
+from workloads.sample import Sampled
 from workloads.sampling import Sampling
 from workloads.several_outputs import SeveralOutputs
 from workloads.time_scale import ScaledTime
@@ -233,8 +235,11 @@ def serve(
     arrivals = _arrivals(parts.workload, parts.concurrency)
     engine = Engine(env, arrivals, parts.scheduler, parts.timer, recorder, report, link)
     env.process(engine.serve())
-    with seldom_collected():
-        env.run()
+    try:
+        with seldom_collected():
+            env.run()
+    finally:
+        recorder.metrics.totals.never_sent = arrivals.num_never_sent
 
 
 def _last_facts(parts: Parts, real: RealEngine | None) -> dict[str, Any]:
@@ -268,7 +273,7 @@ def seldom_collected() -> Iterator[None]:
 
 def trace_facts(workload: Workload) -> dict[str, Any]:
     """What a trace was taken for, and what became of its rows as far as they were read; generators drop nothing."""
-    while isinstance(workload, (AskedLimit, FirstRequests, ScaledTime, SeveralOutputs)):
+    while isinstance(workload, (AskedLimit, FirstRequests, Sampled, ScaledLengths, ScaledTime, SeveralOutputs)):
         workload = workload.workload
     taken_for: dict[str, Any] = {"trace_format": workload.format.name} if isinstance(workload, Trace) else {}
     fate: Fate | None = getattr(workload, "fate", None)
@@ -279,15 +284,22 @@ def trace_facts(workload: Workload) -> dict[str, Any]:
 
 
 def workload_of(config: DictConfig, max_model_len: int) -> Workload:
-    """The workload, cut to `workload.limit` requests, which come `workload.time_scale` times as slowly, all ask for
-    `workload.sampling` and may generate `workload.max_tokens`.
+    """The workload: a share `workload.sample` of its requests, cut to `workload.limit` of them, which are
+    `workload.length_scale` times as long, come `workload.time_scale` times as slowly, all ask for `workload.sampling`
+    and may generate `workload.max_tokens`.
     """
     seed = whole_number(config, "seed", 0)
-    aside = ("concurrency", "limit", "max_tokens", "sampling", "time_scale")
+    aside = ("concurrency", "length_scale", "limit", "max_tokens", "sample", "sampling", "time_scale")
     workload: Workload = build(config.workload, "workload", aside, seed=seed, max_model_len=max_model_len)
+    share: float | None = typed(config.workload.get("sample"), float | None, "workload.sample")
+    if share is not None:
+        workload = Sampled(workload, share, seed)
     limit: int | None = typed(config.workload.get("limit"), int | None, "workload.limit")
     if limit is not None:
         workload = FirstRequests(workload, limit)
+    length_scale: float = typed(config.workload.get("length_scale", 1.0), float, "workload.length_scale")
+    if length_scale != 1:
+        workload = ScaledLengths(workload, length_scale)
     time_scale: float = typed(config.workload.get("time_scale", 1.0), float, "workload.time_scale")
     if time_scale != 1:
         workload = ScaledTime(workload, time_scale)
@@ -302,6 +314,6 @@ def workload_of(config: DictConfig, max_model_len: int) -> Workload:
 
 
 def _arrivals(workload: Workload, concurrency: int | None) -> Arrivals:
-    """Clients that wait for nobody, or of whose requests at most `concurrency` are in the system."""
+    """When the requests are sent: each when it is due, or at most `concurrency` of them at a time."""
     requests = iter(workload)
     return Arrivals(requests) if concurrency is None else ClosedLoop(requests, concurrency)

@@ -32,6 +32,7 @@ def print_run(summary: dict[str, Any]) -> None:
         ("requests finished", f"{summary['completed']:,}"),
         ("requests rejected", f"{summary['failed'] - summary['aborted']:,}"),
         *([("requests aborted, pool full", f"{summary['aborted']:,}")] if summary["aborted"] else []),
+        *([("turns never sent", f"{summary['never_sent']:,}")] if summary["never_sent"] else []),
         ("requests cut off at the model limit", f"{summary['cut_off']:,}"),
         ("prompt tokens", f"{summary['total_input_tokens']:,}"),
         ("output tokens", f"{summary['total_output_tokens']:,}"),
@@ -78,9 +79,13 @@ def print_run(summary: dict[str, Any]) -> None:
 
 
 def _goodput(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was served as well as promised, if anything was."""
-    goodput = summary["request_goodput"]
-    return [] if goodput is None else [("request goodput", _number(goodput, "requests/s", ",.2f"))]
+    """What was served as well as promised, if anything was, also by class."""
+    by_class = {f"request goodput, {name}": one for name, one in summary.get("classes", {}).items()}
+    return [
+        (name, _number(figures["request_goodput"], "requests/s", ",.2f"))
+        for name, figures in {"request goodput": summary, **by_class}.items()
+        if figures["request_goodput"] is not None
+    ]
 
 
 def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -56,23 +56,17 @@ class Synthetic:
     ) -> None:
         check_rate(rate)
         _check_extent(arrivals, num_requests, duration_s)
-        if seed is None or seed < 0:
-            raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
-        if max_model_len is None or max_model_len < 2:
-            raise UserError(
-                f"workload.max_model_len is {_shown(max_model_len)}; "
-                "expected at least 2 tokens, one of prompt and one of output."
-            )
+        self._seed = check_seed(seed)
         self._arrivals = arrivals
         self._rate = rate
-        if not 0 <= shared_prefix_tokens <= max_model_len - 2:
+        longest = check_limit(max_model_len)
+        if not 0 <= shared_prefix_tokens <= longest - 2:
             raise UserError(
-                f"workload.shared_prefix_tokens is {shared_prefix_tokens}; expected 0 to {max_model_len - 2}, "
+                f"workload.shared_prefix_tokens is {shared_prefix_tokens}; expected 0 to {longest - 2}, "
                 "which leaves room for one token of prompt and one of output."
             )
-        self._prefix, self._longest = shared_prefix_tokens, max_model_len
-        self._pairs = pairs_within(max_model_len - shared_prefix_tokens, prompt_lengths, output_lengths)
-        self._seed = seed
+        self._prefix, self._longest = shared_prefix_tokens, longest
+        self._pairs = pairs_within(longest - shared_prefix_tokens, prompt_lengths, output_lengths)
         self._num_requests = num_requests
         self._duration_s = duration_s
 
@@ -92,14 +86,12 @@ class Synthetic:
         arrivals, prompts, outputs = (
             np.random.default_rng(seed) for seed in np.random.SeedSequence(self._seed).spawn(3)
         )
-        request_ids = count()
-        now_s = 0.0
-        while True:
-            arrivals_s = now_s + np.cumsum(self._arrivals.gaps(arrivals, self._rate, CHUNK))
-            now_s = float(arrivals_s[-1])
+        arrivals_s = self._arrivals.times(arrivals, self._rate)
+        for first in count(0, CHUNK):
             prompt_tokens, output_tokens = self._pairs.at(prompts.random(CHUNK), outputs.random(CHUNK))
-            columns = (arrivals_s, prompt_tokens + self._prefix, output_tokens)
-            requests = map(Request, request_ids, *(column.tolist() for column in columns))
+            chunk = range(first, first + CHUNK)
+            lengths = (prompt_tokens + self._prefix).tolist(), output_tokens.tolist()
+            requests = map(Request, chunk, arrivals_s, *lengths)
             yield from map(self._with_prefix, requests) if self._prefix else requests
 
     def _with_prefix(self, request: Request) -> Request:
@@ -116,6 +108,23 @@ def check_rate(rate: float) -> None:
             f"workload.rate is {rate}; expected a finite number of requests/s above 0. "
             "Use workload/arrivals=all_at_once to have no gaps at all."
         )
+
+
+def check_seed(seed: int | None) -> int:
+    """The seed, once a run has filled it in. Raises UserError."""
+    if seed is None or seed < 0:
+        raise UserError(f"workload.seed is {_shown(seed)}; expected a whole number of at least 0.")
+    return seed
+
+
+def check_limit(max_model_len: int | None) -> int:
+    """The model's limit, once a run has filled it in. Raises UserError."""
+    if max_model_len is None or max_model_len < 2:
+        raise UserError(
+            f"workload.max_model_len is {_shown(max_model_len)}; "
+            "expected at least 2 tokens, one of prompt and one of output."
+        )
+    return max_model_len
 
 
 def _check_extent(arrivals: ArrivalProcess, num_requests: int | None, duration_s: float | None) -> None:

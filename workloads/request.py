@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from workloads.sampling import Sampling
 
@@ -32,6 +32,16 @@ class HashIds:
     block_size: int
 
 
+@runtime_checkable
+class Promise(Protocol):
+    """How well a request is to be served."""
+
+    def met(self, ttft_s: float, tpot_s: float | None, e2el_s: float) -> bool:
+        """Whether a request that took so many seconds was: to its first token, for each further one (None: it has
+        none), and to its last.
+        """
+
+
 class Request(NamedTuple):
     """One request.
 
@@ -47,6 +57,12 @@ class Request(NamedTuple):
         sampling: how several outputs of the prompt come about; None if it has one.
         max_tokens: tokens that the client allows each output to have, at least `output_tokens`; None if it asks for
             just as many as will be generated, as a benchmark does. This a scheduler may use.
+        after: request_id of the turn before it in its conversation, which comes earlier in the workload. It is sent
+            when that one has finished and `think_s` have passed, but not before `arrival_s`; if that one gets no
+            answer, never. None: at `arrival_s`.
+        think_s: seconds between the end of that turn and this one's being sent; at least 0.
+        traffic_class: name of the class of requests that it is one of, if there are several.
+        promised: what it must meet to count for goodput; None: what the run promises to all.
     """
 
     request_id: int
@@ -57,6 +73,10 @@ class Request(NamedTuple):
     prompt: TokenIds | HashIds | None = None
     sampling: Sampling | None = None
     max_tokens: int | None = None
+    after: int | None = None
+    think_s: float = 0.0
+    traffic_class: str | None = None
+    promised: Promise | None = None
 
     @property
     def num_outputs(self) -> int:

@@ -10,6 +10,8 @@ from workloads.request import Request, Workload
 class ScaledTime:
     """The requests of `workload`, each arriving `factor` times as late: 0.5 doubles the rate, 2 halves it.
 
+    Clients think as much longer or shorter.
+
     Raises:
         UserError: `factor` is not a finite number above 0.
     """
@@ -27,4 +29,5 @@ class ScaledTime:
 
     def __iter__(self) -> Iterator[Request]:
         factor = self.factor
-        return (request._replace(arrival_s=request.arrival_s * factor) for request in self.workload)
+        for request in self.workload:
+            yield request._replace(arrival_s=request.arrival_s * factor, think_s=request.think_s * factor)

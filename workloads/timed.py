@@ -1,13 +1,12 @@
 """Arrivals for requests that have none: lengths from a file, times from a process at a rate."""
 
 from collections.abc import Iterator
-from itertools import accumulate, chain, repeat
 
 import numpy as np
 
 from workloads.arrivals import AllAtOnce, ArrivalProcess
 from workloads.errors import UserError
-from workloads.generate import CHUNK, check_rate
+from workloads.generate import check_rate
 from workloads.request import Request, Workload
 
 
@@ -47,5 +46,4 @@ class Timed:
 
     def _times(self) -> Iterator[float]:
         generator = np.random.default_rng(np.random.SeedSequence(self._seed).spawn(1)[0])
-        gaps = (self._arrivals.gaps(generator, self._rate, CHUNK).tolist() for _ in repeat(None))
-        return accumulate(chain.from_iterable(gaps))
+        return self._arrivals.times(generator, self._rate)

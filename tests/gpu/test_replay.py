@@ -199,6 +199,25 @@ def test_clients_wait_for_the_real_engine_too(replay: Run, trace: Trace) -> None
     assert requests["first_scheduled_s"].tolist() == requests["arrival_s"].tolist()
 
 
+def test_conversations_wait_for_the_real_engine_too_and_find_what_it_has_kept(replay: Run, simulate: Run) -> None:
+    """Two users; each turn is sent when the one before has really finished and they have thought."""
+    # New prompts of 20 and answers of 12 tokens: the second and third turn find the full blocks of 16 among 31 and 63.
+    lengths = [f"workload/{kind}_lengths=fixed" for kind in ("prompt", "output")]
+    tokens = ["workload.prompt_lengths.tokens=20", "workload.output_lengths.tokens=12", "workload.turns.turns=3"]
+    users = ["workload=conversations", "workload/arrivals=all_at_once", "workload.num_conversations=2"]
+    taking_turns = ["workload/turns=fixed", "workload/think=fixed", "workload.think.seconds=0.004"]
+    overrides = [*users, *taking_turns, *lengths, *tokens, *TIGHT]
+    measured = replay(*overrides)
+    requests = pd.read_parquet(measured / "requests.parquet").sort_values("request_id")
+    sent, ended = requests["arrival_s"].tolist(), requests["finish_s"].tolist()
+    assert sent == [0, ended[0] + 0.004, ended[1] + 0.004, 0, ended[3] + 0.004, ended[4] + 0.004]
+    assert requests["hit_tokens"].tolist() == [0, 16, 48] * 2
+    given = ["model=tiny-llama", *overrides, "link=free", "timing=recorded", f"timing.run={measured}"]
+    predicted = simulate(*given, "engine.leap=false")
+    for table in TABLES:
+        assert (predicted / table).read_bytes() == (measured / table).read_bytes()
+
+
 # --------------------------------------------------------------------------------------------------------------- tokens
 
 

@@ -107,18 +107,17 @@ def test_requests_are_sent_in_order_and_as_soon_as_there_is_a_place(
         free[0] = expected[-1] + seconds
     stream: Iterator[Request] = (Request(k, arrival, 1, 1) for k, arrival in enumerate(own))
     loop = ClosedLoop(stream, concurrency)
-    ends: list[float] = []
+    ends: list[tuple[float, Request]] = []
     sent = []
     while ends or loop.next_s < math.inf:
-        if loop.next_s <= min(ends, default=math.inf):
+        now = min((end for end, _ in ends), default=math.inf)
+        if loop.next_s <= now:
             for request in loop.until(loop.next_s):
                 sent.append(request.arrival_s)
-                ends.append(request.arrival_s + wanted[request.request_id][1])
+                ends.append((request.arrival_s + wanted[request.request_id][1], request))
         else:
-            now = min(ends)
-            done = ends.count(now)
-            ends = [end for end in ends if end > now]
-            loop.ended(done, now)
+            loop.ended([request for end, request in ends if end == now], now)
+            ends = [(end, request) for end, request in ends if end > now]
         assert len(ends) <= concurrency
     assert sent == expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -66,3 +67,19 @@ def test_a_run_counts_the_requests_within_the_limits_and_says_nothing_without_an
     assert 0 < good < len(rows)  # neither all nor none, or the count would prove nothing
     assert summary["request_goodput"] == pytest.approx(good / summary["duration"])
     assert summary["request_throughput"] == pytest.approx(len(rows) / summary["duration"])
+
+
+def test_each_class_is_measured_by_its_own_promise(simulate: Callable[..., Path]) -> None:
+    # Nobody gets a first token within a microsecond, and everybody is done within a day. So all requests that count as
+    # good are of the batch class, whatever the run promises to others.
+    options = ["workload=mixture", "workload.num_requests=60", "goodput.ttft=0.001"]
+    promised = ["workload.classes.chat.promised=null", "workload.classes.batch.promised.e2el=86400000"]
+    folder = simulate(*options, *promised)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    rows = pd.read_parquet(folder / "requests.parquet")
+    counts = rows["traffic_class"].value_counts().to_dict()
+    assert {name: one["completed"] for name, one in summary["classes"].items()} == counts
+    assert sum(counts.values()) == 60
+    chat, batch = summary["classes"]["chat"], summary["classes"]["batch"]
+    assert (chat["request_goodput"], batch["request_goodput"]) == (0, batch["request_throughput"])
+    assert summary["request_goodput"] == batch["request_goodput"] > 0

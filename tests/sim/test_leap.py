@@ -81,6 +81,7 @@ def observed(
         engine = Engine(env, arrivals, scheduler, Uneven(), recorder, lambda done, now: None, link)
         env.process(engine.serve())
         env.run()
+        recorder.metrics.totals.never_sent = arrivals.num_never_sent
         summary = recorder.close("complete", {})
         tables = {name: pq.read_table(Path(folder) / f"{name}.parquet").to_pylist() for name in ("requests", "events")}
         steps = pq.read_table(Path(folder) / "steps.parquet").to_pylist()
@@ -126,6 +127,38 @@ def workloads(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
+def conversations(draw: st.DrawFn) -> list[Request]:
+    """Turns among other requests: a prompt repeats all of an earlier turn, which may have others that follow it too."""
+    now, requests = 0.0, []
+    for index in range(draw(st.integers(1, 24))):
+        now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.7, 20.0]))
+        new, output = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+        after = draw(st.none() | st.integers(0, index - 1)) if index else None
+        before = requests[after].prompt.ids if after is not None else ()
+        ids = (*before, *range(index * 100, index * 100 + new + output))
+        think = draw(st.sampled_from([0.0, 0.05, 0.3, 4.0]))
+        priority = draw(st.integers(0, 2))
+        prompt = len(ids) - output
+        requests.append(Request(index, now, prompt, output, priority, TokenIds(ids), after=after, think_s=think))
+    return requests
+
+
+def assert_sent_when_due(requests: list[Request], run: dict, concurrency: int | None) -> None:
+    """By the definition: at its own time, or when the client has thought; and never if there was no answer."""
+    rows = {row["request_id"]: row for row in run["requests"]}
+    for request in requests:
+        before = None if request.after is None else rows.get(request.after)
+        unanswered = request.after is not None and (before is None or before["status"] != "finished")
+        assert (request.request_id not in rows) == unanswered
+        if unanswered:
+            continue
+        due = request.arrival_s if before is None else max(request.arrival_s, before["finish_s"] + request.think_s)
+        sent = rows[request.request_id]["arrival_s"]
+        assert sent >= due if concurrency else sent == due
+    assert run["summary"]["never_sent"] == len(requests) - len(rows)
+
+
+@st.composite
 def paged(draw: st.DrawFn) -> dict:
     return {
         "num_blocks": draw(st.integers(4, 60)),
@@ -168,6 +201,20 @@ def test_a_paged_run_that_leaps_equals_one_that_steps(requests, memory, schedule
     if concurrency is not None:
         for run in runs:
             assert_never_more_in_flight(run["requests"], concurrency)
+
+
+@settings(max_examples=200, deadline=None)
+@given(conversations(), paged(), schedulers(), st.sampled_from([Fcfs, Priority]), records, concurrencies)
+def test_conversations_that_leap_equal_those_that_step(requests, memory, scheduler, policy, record, concurrency):
+    runs = []
+    for leap in (True, False):
+        pool = PagedMemory(**memory)
+        engine = ContinuousBatching(pool, policy=policy(), leap=leap, **scheduler)
+        runs.append(observed(pool, engine, requests, record, concurrency))
+        assert_sent_when_due(requests, runs[-1], concurrency)
+    assert_same(*runs)
+    if concurrency is not None:
+        assert_never_more_in_flight(runs[0]["requests"], concurrency)
 
 
 samplings = st.one_of(

@@ -39,7 +39,7 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def test_a_row_a_request_with_its_times(preempted: Path) -> None:
     known = {"arrival_s": 0, "prompt_tokens": 7, "output_tokens": 6, "priority": 0, "generated_tokens": 6}
-    ended = {"status": "finished", "finish_reason": "stop", "hit_tokens": 0}
+    ended = {"status": "finished", "finish_reason": "stop", "hit_tokens": 0, "traffic_class": None}
     # B was first scheduled at 0 and had its first token at 1; its return changes neither.
     times = {"first_scheduled_s": 0, "first_token_s": 1}
     assert rows(preempted, "requests") == [
@@ -104,7 +104,7 @@ def test_columns_are_those_that_readers_of_a_run_folder_count_on(preempted: Path
         name: {field.name: str(field.type) for field in pq.read_schema(preempted / f"{name}.parquet")}
         for name in ("requests", "steps", "events")
     }
-    text = ("status", "finish_reason", "event", "cause")
+    text = ("status", "finish_reason", "event", "cause", "traffic_class")
     times = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "start_s", "duration_s", "time_s")
     for columns in kinds.values():
         for name, kind in columns.items():

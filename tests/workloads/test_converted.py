@@ -59,6 +59,9 @@ def workloads(draw: st.DrawFn) -> list[Request]:
             draw(prompts),
             draw(samplings),
             draw(st.none() | tokens),
+            draw(st.none() | st.integers(0, number - 1)) if number else None,
+            draw(st.floats(0, 1e9)),
+            draw(st.none() | st.text(max_size=5)),
         )
         for number, arrival_s in enumerate(arrivals)
     ]
@@ -87,21 +90,25 @@ def test_the_schema_has_a_place_for_every_field_of_a_request() -> None:
         "prompt",
         "sampling",
         "max_tokens",
+        "after",
+        "think_s",
+        "traffic_class",
     }
-    assert set(Request._fields) == fields
+    assert set(Request._fields) == fields | {"promised"}  # which is no part of the file
     assert len(row_of(Request(0, 0.0, 1, 1))) == len(SCHEMA)
 
 
 def test_the_page_describes_the_schema() -> None:
     rows = [line.split("|") for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     described = [(row[1].strip(" `"), row[2].strip(), row[3].strip() == "yes") for row in rows]
-    kinds = {pa.float64(): "float64", pa.int64(): "int64", pa.list_(pa.int64()): "list<int64>"}
+    kinds = {pa.float64(): "float64", pa.int64(): "int64", pa.list_(pa.int64()): "list<int64>", pa.string(): "string"}
     assert described == [(name, kinds[kind], nullable) for name, kind, nullable in COLUMNS]
 
 
 TRACES = {
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1234567,1,2\n2023-11-16 18:15:47,3,4\n",
     "mooncake": json.dumps({"timestamp": 27, "input_length": 600, "output_length": 5, "hash_ids": [3, 4]}),
+    "joint_lengths": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1234567,1,2\n",
     "trace": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5.1,A,4,2,6,L\n",
     "recorded_run": json.dumps(
         {
@@ -135,7 +142,7 @@ def test_every_workload_can_be_converted(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("workloads.readers.converted.row_of", noting)
     assert main([*options, "workload/sampling=parallel", "workload.sampling.n=2"]) == 0
     assert written
-    assert list(Trace(str(tmp_path / "out.parquet"))) == written
+    assert list(Trace(str(tmp_path / "out.parquet"))) == [request._replace(promised=None) for request in written]
     assert {request.sampling for request in written} == {ParallelSampling(2)}
 
 

@@ -77,6 +77,11 @@ def test_same_seed_same_requests() -> None:
     assert list(workload) == list(workload) == list(synthetic(num_requests=5000))
 
 
+def test_requests_are_numbered_by_their_position() -> None:
+    # Beyond the 4096 that are made at once.
+    assert [request.request_id for request in synthetic(num_requests=9000)] == list(range(9000))
+
+
 def test_another_seed_has_other_arrivals_and_lengths() -> None:
     assert arrivals(synthetic(seed=0)) != arrivals(synthetic(seed=1))
     assert prompts(synthetic(seed=0)) != prompts(synthetic(seed=1))

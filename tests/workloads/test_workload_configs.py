@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from workloads.conversations import Conversations
 from workloads.generate import Synthetic
 from workloads.readers.azure import AzureTrace
 from workloads.readers.mooncake import MooncakeTrace
@@ -33,8 +34,8 @@ def build(name: str, *overrides: str) -> Any:
     limit are the run's.
     """
     config = workload_config(name, *overrides)
-    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
-    assert [config.pop(knob) for knob in knobs] == [None, None, None, 1.0]
+    knobs = ("limit", "sample", "max_tokens", "concurrency", "time_scale", "length_scale")
+    assert [config.pop(knob) for knob in knobs] == [None, None, None, None, 1.0, 1.0]
     for knob, value in {"seed": 0, "max_model_len": 2048}.items():
         if knob in config:
             assert config[knob] is None
@@ -45,8 +46,10 @@ def build(name: str, *overrides: str) -> Any:
 def test_every_workload_can_be_cut_and_slowed_down_and_sent_by_clients_that_wait() -> None:
     configs = [workload_config(file.stem) for file in (CONF / "workload").glob("*.yaml")]
     assert configs
-    knobs = ("limit", "max_tokens", "concurrency", "time_scale")
-    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {(None, None, None, 1.0)}
+    knobs = ("limit", "sample", "max_tokens", "concurrency", "time_scale", "length_scale")
+    assert {tuple(config.get(knob, "missing") for knob in knobs) for config in configs} == {
+        (None, None, None, None, 1.0, 1.0)
+    }
 
 
 def test_every_workload_may_ask_for_several_outputs(tmp_path: Path) -> None:
@@ -100,6 +103,14 @@ def test_groups_of_a_paper_workload_can_be_exchanged(name: str) -> None:
     assert {(request.prompt_tokens, request.output_tokens) for request in workload} == {(1024, 128)}
 
 
+@pytest.mark.parametrize("group", ["turns", "think"])
+def test_every_choice_of_a_conversation_can_be_built(group: str) -> None:
+    choices = sorted(file.stem for file in (CONF / "workload" / group).glob("*.yaml"))
+    assert choices
+    for choice in choices:
+        assert isinstance(build("conversations", f"workload/{group}={choice}"), Conversations), choice
+
+
 @pytest.mark.parametrize("group", ["arrivals", "prompt_lengths", "output_lengths"])
 def test_every_choice_of_every_group_can_be_built(group: str, tmp_path: Path) -> None:
     choices = sorted(file.stem for file in (CONF / "workload" / group).glob("*.yaml"))
@@ -107,6 +118,9 @@ def test_every_choice_of_every_group_can_be_built(group: str, tmp_path: Path) ->
     (tmp_path / "lengths.csv").write_text("tokens\n7\n")
     for choice in choices:
         overrides = [f"workload/{group}={choice}"]
+        if choice == "replayed":
+            (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n2,1,1\n")
+            overrides += [f"workload.arrivals.path={tmp_path / 'trace.csv'}"]
         if choice == "empirical":
             overrides += [f"workload.{group}.path={tmp_path / 'lengths.csv'}", f"workload.{group}.column=tokens"]
         assert isinstance(build("synthetic", *overrides), Synthetic), choice

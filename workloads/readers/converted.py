@@ -40,6 +40,9 @@ COLUMNS: tuple[tuple[str, pa.DataType, bool], ...] = (  # name, type, whether it
     ("beam_width", pa.int64(), True),
     ("beam_concentration", pa.float64(), True),
     ("beam_seed", pa.int64(), True),
+    ("after", pa.int64(), True),
+    ("think_s", pa.float64(), False),
+    ("traffic_class", pa.string(), True),
 )
 SCHEMA = pa.schema(
     [pa.field(name, kind, nullable) for name, kind, nullable in COLUMNS], {VERSION_KEY: str(VERSION).encode()}
@@ -48,7 +51,7 @@ _ROWS = 16_384  # read at once
 
 
 def row_of(request: Request) -> tuple[Any, ...]:
-    """A row of the schema that says all of `request`."""
+    """A row of the schema that says all of `request` but what it was promised, which is the run's business."""
     prompt, sampling = request.prompt, request.sampling
     hashed, tokens = isinstance(prompt, HashIds), isinstance(prompt, TokenIds)
     beams = sampling if isinstance(sampling, BeamSearch) else None
@@ -66,6 +69,9 @@ def row_of(request: Request) -> tuple[Any, ...]:
         beams and beams.width,
         beams and beams.concentration,
         beams and beams.seed,
+        request.after,
+        request.think_s,
+        request.traffic_class,
     )
 
 
@@ -88,6 +94,7 @@ class ConvertedWorkload:
         self._bad_rows = BadRows(path, on_bad_row)
         file = _opened(source_file(path))
         self._num_rows: int = file.metadata.num_rows
+        self._has_turns = _has_any(file, "after")
         metadata: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
         version = metadata.get(VERSION_KEY, b"none")
         if version != str(VERSION).encode():
@@ -118,6 +125,7 @@ class ConvertedWorkload:
     def __iter__(self) -> Iterator[Request]:
         self._bad_rows.begin()
         request_ids = count()
+        new_ids: dict[int, int] = {}  # of the requests so far, by those in the file; empty if nobody follows another
         latest_s = 0.0
         first_row = 1
         for batch in self._batches():
@@ -131,7 +139,8 @@ class ConvertedWorkload:
                 )
             latest_s = float(arrivals[-1])
             self._bad_rows.keep(batch.num_rows)
-            yield from self._requests(batch, request_ids)
+            requests = self._requests(batch, request_ids)
+            yield from self._numbered(requests, batch, new_ids) if self._has_turns else requests
         self._bad_rows.end()
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -147,6 +156,9 @@ class ConvertedWorkload:
             "unreadable time": pc.and_(pc.is_finite(arrival_s), pc.greater_equal(arrival_s, 0.0)),
             "unreadable token count": pc.and_(_counts(batch, "prompt_tokens"), _counts(batch, "output_tokens")),
             "no priority": batch.column("priority").is_valid(),
+            "unreadable think time": pc.and_(
+                pc.is_finite(batch.column("think_s")), pc.greater_equal(batch.column("think_s"), 0.0)
+            ),
             "hash_ids without block_size, or the other way round": pc.equal(
                 batch.column("hash_ids").is_valid(), pc.greater_equal(pc.fill_null(batch.column("block_size"), 0), 1)
             ),
@@ -173,7 +185,25 @@ class ConvertedWorkload:
             map(_prompt, *content),
             map(_sampling, *asked),
             columns["max_tokens"],
+            columns["after"],
+            columns["think_s"],
+            columns["traffic_class"],
         )
+
+    def _numbered(
+        self, requests: Iterator[Request], batch: pa.RecordBatch, new_ids: dict[int, int]
+    ) -> Iterator[Request]:
+        """The requests, with the new numbers of those that they follow."""
+        for old_id, request in zip(batch.column("request_id").to_pylist(), requests, strict=True):
+            if request.after is not None:
+                if request.after not in new_ids:
+                    raise UserError(
+                        f"{self._path}: request {old_id} follows {request.after}, which does not come before it. Take "
+                        "out whole conversations only."
+                    )
+                request = request._replace(after=new_ids[request.after])
+            new_ids[old_id] = request.request_id
+            yield request
 
 
 def _opened(file: Path) -> pq.ParquetFile:
@@ -181,6 +211,16 @@ def _opened(file: Path) -> pq.ParquetFile:
         return pq.ParquetFile(file)
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{file} is no whole Parquet file ({shown(error)}). Convert the workload again.") from None
+
+
+def _has_any(file: pq.ParquetFile, name: str) -> bool:
+    """Whether a column may hold anything: writers count the nulls of each group of rows."""
+    if name not in file.schema_arrow.names:
+        return False
+    metadata = file.metadata
+    at = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] == name)
+    groups = [metadata.row_group(number).column(at) for number in range(metadata.num_row_groups)]
+    return any(not group.is_stats_set or group.statistics.null_count < group.num_values for group in groups)
 
 
 def _counts(batch: pa.RecordBatch, name: str) -> Any:

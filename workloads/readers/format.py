@@ -29,6 +29,7 @@ class Reading:
         tokens_per_character: of formats that hold texts, unless `tokenizer` is given.
         tokenizer: name or folder of the tokenizer for them.
         turns: of formats that hold conversations, which turns are requests.
+        closed_loop: True lets a turn wait for the end of the one before it, of formats with conversations.
     """
 
     on_bad_row: OnBadRow = "error"
@@ -36,6 +37,7 @@ class Reading:
     tokens_per_character: float | None = None
     tokenizer: str | None = None
     turns: Turns | None = None
+    closed_loop: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Format:
         containers: kinds of file it comes in.
         keys: names that must all be there.
         absent: names that must not.
+        conversations: whether records say which one they follow, and so can be served in closed loop.
         unit: of its times; "none" if it has no arrivals.
         drops: rows that are no requests, in words.
         source: who publishes it.
@@ -67,6 +70,7 @@ class Format:
     open: Callable[[str, Reading], Workload]
     absent: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
+    conversations: bool = False
 
     def fits(self, sample: Sample) -> bool:
         """Whether a file that begins like this is of the format."""

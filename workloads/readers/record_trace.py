@@ -14,6 +14,7 @@ import pyarrow.parquet
 from workloads.errors import UserError
 from workloads.readers import token_counts
 from workloads.readers.bad_rows import BadRow, BadRows, Fate, LeftOut, OnBadRow
+from workloads.readers.conversations import Conversations, Turn
 from workloads.readers.json_lines import as_object, json_array, json_lines, json_object
 from workloads.readers.sample import first_line
 from workloads.readers.source_file import seekable, source_file
@@ -33,6 +34,7 @@ class Arrival(NamedTuple):
         prompt: what the prompt says, if that is known.
         priority: smaller goes first.
         max_tokens: the client's limit, if the record has one.
+        turn: its place in a conversation, if the record tells; only a closed loop asks.
     """
 
     time_ns: int
@@ -41,6 +43,7 @@ class Arrival(NamedTuple):
     prompt: TokenIds | HashIds | None = None
     priority: int = 0
     max_tokens: int | None = None
+    turn: Turn | None = None
 
 
 class RecordTrace:
@@ -56,6 +59,7 @@ class RecordTrace:
         any_order: the format promises no order, so records are sorted by time; all of them are in memory then.
         parts: of a format whose records hold several requests, those, each with its place within; raises BadRow.
         source: place and record, one after another, where the file is not simply made of records.
+        closed_loop: a turn waits for the end of the one that it follows (`conversations.py`).
 
     Raises:
         UserError: no such file. Iterating raises it for records: it names the place and the remedy.
@@ -71,6 +75,7 @@ class RecordTrace:
         any_order: bool = False,
         parts: Callable[[Record], Iterable[tuple[str, Record]]] | None = None,
         source: Callable[[Path], Iterator[tuple[str, bytes | object]]] | None = None,
+        closed_loop: bool = False,
     ) -> None:
         self._path = path
         self._file = source_file(path)
@@ -80,6 +85,7 @@ class RecordTrace:
         self._any_order = any_order
         self._parts = parts
         self._source = source or records
+        self._closed_loop = closed_loop
 
     @property
     def num_requests(self) -> int | None:
@@ -101,10 +107,12 @@ class RecordTrace:
         if self._any_order:
             arrivals = iter(sorted(arrivals, key=lambda arrival: arrival.time_ns))
         zero_ns: int | None = None if self._from_first else 0
-        for request_id, (time_ns, prompt_tokens, output_tokens, prompt, priority, max_tokens) in enumerate(arrivals):
+        conversations = Conversations(self._path) if self._closed_loop else None
+        for request_id, arrival in enumerate(arrivals):
+            time_ns, prompt_tokens, output_tokens, prompt, priority, max_tokens, turn = arrival
             if zero_ns is None:
                 zero_ns = time_ns
-            yield Request(
+            request = Request(
                 request_id,
                 (time_ns - zero_ns) / 1e9,
                 prompt_tokens,
@@ -113,6 +121,9 @@ class RecordTrace:
                 prompt,
                 max_tokens=max_tokens,
             )
+            if conversations is not None and turn is not None:
+                request = request._replace(after=conversations.follows(turn, request_id), think_s=turn.think_ns / 1e9)
+            yield request
 
     def _arrivals(self) -> Iterator[Arrival]:
         """Of the records that can be used, in the order of the file."""

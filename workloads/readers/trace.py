@@ -34,6 +34,8 @@ class Trace:
         rebase: arrivals count from the first request's instead of the trace's own zero.
         max_total_tokens: longest prompt and output together; longer requests are left out and counted. None: all stay,
             and what the model cannot take is for the scheduler to refuse.
+        closed_loop: of formats with conversations: a turn waits until the one before it has been answered, instead of
+            coming by its time alone.
 
     Attributes:
         format: what the file was taken for.
@@ -58,6 +60,7 @@ class Trace:
         seed: int | None = None,
         rebase: bool = False,
         max_total_tokens: int | None = None,
+        closed_loop: bool = False,
     ) -> None:
         if block_size is not None and block_size < 1:
             raise UserError(f"workload.block_size is {block_size}; expected at least 1 token.")
@@ -71,7 +74,13 @@ class Trace:
                 f"workload.time_unit is {time_unit}, but {path} is taken for {self.format.name}, which has "
                 f"{_UNIT.get(self.format.unit, self.format.unit)}; leave it out, or say workload.format=."
             )
-        reading = Reading(on_bad_row, block_size, tokens_per_character, tokenizer, turns)
+        if closed_loop and not self.format.conversations:
+            raise UserError(
+                f"workload.closed_loop is true, but {path} is taken for {self.format.name}, whose requests do not say "
+                "which one they follow; leave it out."
+            )
+        waits = True if closed_loop else None
+        reading = Reading(on_bad_row, block_size, tokens_per_character, tokenizer, turns, waits)
         for option in (field.name for field in fields(Reading) if field.name != "on_bad_row"):
             if getattr(reading, option) is not None and option not in self.format.options:
                 raise UserError(
@@ -130,14 +139,20 @@ class Trace:
         return _from_first(requests) if self._rebase else requests
 
     def _within(self, requests: Iterator[Request], limit: int) -> Iterator[Request]:
-        """Those of at most `limit` tokens."""
+        """Those of at most `limit` tokens, and of a conversation the turns before the first that is longer."""
         self._over = 0
+        new_ids: list[int | None] = []  # of the trace's requests, by their position
         request_ids = count()
         for request in requests:
-            if request.prompt_tokens + request.output_tokens > limit:
+            alone = request.after is None
+            after = None if request.after is None else new_ids[request.after]
+            if request.prompt_tokens + request.output_tokens > limit or (not alone and after is None):
                 self._over += 1
-            else:
-                yield request._replace(request_id=next(request_ids))
+                new_ids.append(None)
+                continue
+            request = request._replace(request_id=next(request_ids), after=after)
+            new_ids.append(request.request_id)
+            yield request
 
 
 _UNIT = {"none": "no times", "date-time": "dates with times of day"} | {unit: f"times in {unit}" for unit in UNITS}
