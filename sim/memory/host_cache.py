@@ -49,14 +49,19 @@ class HostCache:
             found.append(block)
         return found
 
-    def store(self, device_block: int, key: Hashable) -> None:
-        """A device block is about to lose its content, which is not here yet: it moves here if there is room.
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether it is here."""
+        return key in self._blocks
 
-        There is none only while all host blocks are being read. Nor does a block move whose own content has yet to
-        arrive from here.
+    def awaited(self, device_block: int) -> bool:
+        """Whether the content of a device block has yet to come from here in the next plan."""
+        return device_block in self._reads
+
+    def store(self, device_block: int, key: Hashable) -> None:
+        """A device block loses its content, which is not here yet: it moves here if there is room.
+
+        There is none only while all host blocks are being read.
         """
-        if device_block in self._reads:
-            return
         if self._pool.num_free:
             (block,) = self._pool.take(1)
         elif self._keys:
@@ -70,13 +75,10 @@ class HostCache:
 
     def drop(self, keys: Iterable[Hashable]) -> None:
         """These are on the device again, computed anew: what is here of them is of no use."""
-        if not self._blocks:
-            return
         for key in keys:
             block = self._blocks.pop(key, None)
             if block is not None:
                 del self._keys[block]
-                self._writes.pop(block, None)
                 self._pool.give_back([block])
 
     def claim(self, blocks: list[int]) -> None:

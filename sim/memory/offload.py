@@ -112,12 +112,17 @@ class OffloadingMemory(PagedMemory):
         """
         if self.host_cache is None:
             return NO_PAIRS, NO_PAIRS, NO_BLOCKS
+        assert isinstance(self.prefix, OffloadingPrefixCache)
+        self.prefix.settle()
         returned, self._returned = self._returned, NO_BLOCKS
         return *self.host_cache.take_moves(), returned
 
 
 class OffloadingPrefixCache(PrefixCache):
-    """Moves what it evicts to the host. Content with a key is on the device or on the host, and never on both.
+    """Moves what it evicts to the host. Content with a key is on the device or on the host, and on both in no step.
+
+    What happens on the host is settled once for each plan, from all that the plan has evicted and registered: so it
+    does not depend on the order in which the sequences of a batch were looked at.
 
     Args:
         block_size: as for `PrefixCache`, and so are the next two.
@@ -131,7 +136,9 @@ class OffloadingPrefixCache(PrefixCache):
         super().__init__(block_size, holders, order)
         self._host = host
         self._least_priority = least_priority
-        self._nameless = count()  # blocks that nobody will ask for, of which the engine knows nothing
+        self._nameless = count()  # numbers blocks that nobody will ask for, of which the engine knows nothing
+        self._evicted: list[tuple[int, Hashable]] = []  # block and key, since this was settled
+        self._registered: list[Hashable] = []  # keys that may be on the host, since then
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Blocks of the device, and ~id of those of the host that continue them."""
@@ -142,16 +149,24 @@ class OffloadingPrefixCache(PrefixCache):
     def register(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """What is on the device now need not lie on the host."""
         super().register(sequence, start, num_tokens)
-        self._host.drop(comparable_keys(sequence, self.block_size)[start : num_tokens // self.block_size])
+        if len(self._host):
+            self._registered += comparable_keys(sequence, self.block_size)[start : num_tokens // self.block_size]
+
+    def settle(self) -> None:
+        """Ends a plan: drops from the host what is on the device again, and moves there what has left it."""
+        self._host.drop(self._registered)
+        self._registered.clear()
+        for block, key in self._evicted:
+            if key not in self._blocks_of and key not in self._host:
+                self._host.store(block, key)
+        self._evicted.clear()
 
     def _note(self, block: int, key: Hashable) -> None:
         super()._note(block, key)
-        self._host.drop([key])
+        self._registered.append(key)
 
     def _lose_keys(self, evicted: list[int]) -> None:
         for block in evicted:
-            if self._order.priority(block) >= self._least_priority:
-                key = self._key_of.get(block, ("nameless", next(self._nameless)))
-                if not isinstance(self._blocks_of.get(key), list):  # else another block of the device holds the same
-                    self._host.store(block, key)
-            super()._lose_keys([block])
+            if self._order.priority(block) >= self._least_priority and not self._host.awaited(block):
+                self._evicted.append((block, self._key_of.get(block, ("nameless", next(self._nameless)))))
+        super()._lose_keys(evicted)
