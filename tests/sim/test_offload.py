@@ -5,6 +5,8 @@ Blocks hold 2 tokens. Those of the device are numbered from 0, and so are those 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -407,7 +409,7 @@ def test_with_room_on_the_host_for_all_the_hits_are_those_of_an_unbounded_pool(r
 
 @pytest.mark.parametrize("recovery", [Swap(), Auto()])
 def test_swapped_requests_and_a_host_cache_are_refused_together(recovery: Any) -> None:
-    with pytest.raises(UserError, match=r"memory\.host_cache_size and swapped requests .* recovery=recompute"):
+    with pytest.raises(UserError, match=r"memory\.host_cache_size and swapped requests .*/recovery=recompute"):
         ContinuousBatching(pool(4, host=1), LIMIT, Fcfs(), recovery=recovery)
     ContinuousBatching(pool(4), LIMIT, Fcfs(), recovery=recovery)
 
@@ -425,3 +427,28 @@ def test_swapped_requests_and_a_host_cache_are_refused_together(recovery: Any) -
 def test_what_makes_no_sense_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         OffloadingMemory(4, 2, **options)
+
+
+# -------------------------------------------------------------------------------------------------------------- presets
+
+
+@pytest.mark.parametrize("policy", ["no_evict", "max_utilization"])
+def test_the_presets_take_a_host_cache_in_gib(simulate: Callable[..., Path], policy: str) -> None:
+    # llama-3.1-8b: 131,072 bytes of KV a token, so 4 MiB a block of 32; 0.25 GiB are 64 blocks. Ten prefixes of
+    # 256 tokens, each with prompts of its own behind it, in a pool of 3,200.
+    options = ["workload=prefix_repetition", "workload.num_requests=40", "memory.num_blocks=100"]
+    off, on = (
+        json.loads(
+            (simulate(f"engine=tensorrt_llm_{policy}", *options, *more) / "summary.json").read_text(encoding="utf-8")
+        )
+        for more in ([], ["memory.host_cache_size=0.25"])
+    )
+    assert (off["completed"], on["completed"]) == (40, 40)
+    assert off["host_hit_tokens"] == off["offloaded_bytes"] == off["onboarded_bytes"] == off["swap_s"] == 0
+    assert on["offloaded_bytes"] > 0 and on["swap_s"] > 0
+    assert on["offloaded_bytes"] % (32 * 131_072) == on["onboarded_bytes"] % (32 * 131_072) == 0
+
+
+def test_other_memories_have_no_host_cache(simulate: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=r"memory\.host_cache_size is not an option of PagedMemory"):
+        simulate("engine=vllm_v1", "+memory.host_cache_size=1")
