@@ -422,10 +422,14 @@ def paged_situation(rng: np.random.Generator, recovery: RecoveryPolicy) -> Situa
 
 
 def host_cache_situation(rng: np.random.Generator) -> Situation:
-    requests = some_requests(rng, sampling=True, shared=True)
+    """Several bursts, of which each evicts what the ones before have left."""
+    bursts = [(burst, one) for burst in range(4) for one in some_requests(rng, sampling=True, shared=True)]
+    requests = [
+        one._replace(request_id=i, arrival_s=20 * burst + one.arrival_s) for i, (burst, one) in enumerate(bursts)
+    ]
     block_size = int(rng.choice([1, 2, 4, 5]))
     largest = max(-(-(r.prompt_tokens + r.output_tokens - 1) // block_size) * r.num_outputs for r in requests)
-    num_host_blocks = int(rng.choice([2, 10, 100]))
+    num_host_blocks = int(rng.choice([5, 20, 100]))
     prompt_priority, output_priority = [(35, 35), (20, 80), (80, 20)][int(rng.integers(0, 3))]
     memory = OffloadingMemory(
         largest + int(rng.integers(0, 3)),
@@ -463,7 +467,7 @@ RANDOM: dict[str, tuple[Callable[[np.random.Generator], Situation], int, set[str
         lambda rng: paged_situation(rng, Swap()), 40, {"preemption", "swap_out", "swap_in", "fork", "copy", "hit"}
     ),
     "auto": (lambda rng: paged_situation(rng, Auto()), 20, {"preemption", "fork", "copy"}),
-    "host cache": (host_cache_situation, 30, {"preemption", "swap_out", "swap_in", "fork", "copy", "hit"}),
+    "host cache": (host_cache_situation, 12, {"swap_out", "swap_in", "fork", "copy", "hit"}),
     "contiguous": (contiguous_situation, 15, set()),
 }  # fmt: skip
 
