@@ -149,7 +149,7 @@ class Replay:
             num_blocks,
             memory.block_size,
             kv_cache_dtype=deployment.kv_cache_dtype,
-            num_host_blocks=num_host_blocks if scheduler.may_swap else 0,  # it is pinned memory on a GPU
+            num_host_blocks=num_host_blocks if scheduler.uses_host else 0,  # it is pinned memory on a GPU
             device=self._device,
         )
         self._log = StepLog(self._folder)

@@ -412,18 +412,21 @@ def _layers_of_block(stage: Stage, groups: Collection[Collection[int]]) -> int:
     return max((sum(layer in stage.layers for layer in group) for group in groups), default=len(stage.layers))
 
 
-def host_blocks(model: ModelSpec, deployment: Deployment, block_size: int, swap_space: float) -> int:
-    """Blocks that fit into host memory set aside for swapped sequences.
+def host_blocks(
+    model: ModelSpec, deployment: Deployment, block_size: int, swap_space: float, name: str = "swap_space"
+) -> int:
+    """Blocks that fit into host memory set aside for them.
 
     Args:
         block_size: tokens of a block.
         swap_space: GiB of host memory for each GPU; the stage with most layers decides.
+        name: of the option, for messages.
 
     Raises:
         UserError: a negative size.
     """
     if swap_space < 0:
-        raise UserError(f"memory.swap_space is {swap_space}; expected a number of GiB, 0 or more.")
+        raise UserError(f"memory.{name} is {swap_space}; expected a number of GiB, 0 or more.")
     block_bytes = block_size * max(stage.kv_bytes_per_token for stage in stages(model, deployment))
     return int(swap_space * GIB) // block_bytes
 

@@ -151,7 +151,10 @@ class Totals:
     swap_ins: int = 0
     blocks_swapped_out: int = 0
     blocks_swapped_in: int = 0
-    swap_s: float = 0.0  # time that steps waited for the link
+    swap_s: float = 0.0  # time that steps waited for the link, a host cache included
+    host_hit_tokens: int = 0  # of the prefix hits at first admissions, what lay in a host cache
+    blocks_offloaded: int = 0  # evicted to a host cache
+    blocks_onboarded: int = 0  # hit there
     blocks_copied: int = 0  # on write
     blocks_moved: int = 0  # by defragmentation
 
@@ -244,6 +247,9 @@ class Metrics:
             "swapped_out_bytes": totals.blocks_swapped_out * self.block_bytes,
             "swapped_in_bytes": totals.blocks_swapped_in * self.block_bytes,
             "swap_s": totals.swap_s,
+            "host_hit_tokens": totals.host_hit_tokens,
+            "offloaded_bytes": totals.blocks_offloaded * self.block_bytes,
+            "onboarded_bytes": totals.blocks_onboarded * self.block_bytes,
             "blocks_copied": totals.blocks_copied,
             "copied_bytes": totals.blocks_copied * self.block_bytes,
             "blocks_moved": totals.blocks_moved,

@@ -88,7 +88,8 @@ class StepPlan:
         resumed: taken from the waiting queue after a preemption, in that order.
         hits: prefix-cache hit in tokens of each admitted or resumed sequence, admission by admission.
         preemptions: in the order in which they happened.
-        swap_outs: (device block, host block) of each block that is moved to the host. An executor does this first: the
+        swap_outs: (device block, host block) of each block that is moved to the host, of a request that is swapped out
+            or because it is evicted to a host cache; a run has one or the other. An executor does this first: the
             device blocks may be handed out again in this very plan.
         swap_ins: (host block, device block) of each block that is moved back, after that.
         copies: (source, destination) of each block that is copied on the device, after that and before anything is
@@ -97,6 +98,8 @@ class StepPlan:
             parent is a child. Sequences that share what they had in common again after a preemption are not among them:
             each goes on from its own.
         returned: whose blocks were moved back, and how many.
+        offloaded: how many blocks are evicted to a host cache.
+        onboarded: who comes in with how many blocks from there.
         copied: how many blocks were copied for whom, because it writes to one that it shared.
         moved: how many blocks were copied for whom, because they are moved to where neighbours are.
         woken: sequences that decoded in every step so far and have to be planned one by one in this one.
@@ -122,6 +125,8 @@ class StepPlan:
         "hits",
         "moved",
         "needs",
+        "offloaded",
+        "onboarded",
         "paused",
         "preemptions",
         "resumed",
@@ -148,6 +153,8 @@ class StepPlan:
         self.copies: Pairs = NO_PAIRS
         self.forks: Forks = NO_FORKS
         self.returned: Blocks = NO_BLOCKS
+        self.offloaded = 0
+        self.onboarded: Blocks = NO_BLOCKS
         self.copied: Blocks = NO_BLOCKS
         self.moved: Blocks = NO_BLOCKS
         self.woken: list[Sequence] = []

@@ -197,6 +197,8 @@ class Recorder:
             self._disturbed(plan, start)
         if plan.batch:
             self._one_by_one(plan, start, end)
+        if plan.offloaded or plan.onboarded:
+            self._through_host_cache(plan)
         if start >= self._next_row_s:
             self._add_step(plan, times, occupancy, running, waiting)
         totals = metrics.totals
@@ -366,6 +368,14 @@ class Recorder:
             totals.blocks_moved += blocks
             request_id = sequence.request.request_id
             self._events.add((now, totals.steps, "move", request_id, "defragmentation", None, blocks, 0))
+
+    def _through_host_cache(self, plan: StepPlan) -> None:
+        totals = self.metrics.totals
+        totals.blocks_offloaded += plan.offloaded
+        for sequence, blocks in plan.onboarded:
+            totals.blocks_onboarded += blocks
+            if not sequence.preemptions:
+                totals.host_hit_tokens += blocks * self._block_size
 
     def _add_step(self, plan: StepPlan, times: list[float], occupancy: Occupancy, running: int, waiting: int) -> None:
         work, start = plan.work, times[0]

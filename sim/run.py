@@ -22,6 +22,7 @@ from sim.kv_layout import ModelSpec, host_blocks, kv_bytes_per_token, model_len,
 from sim.layer_groups import LayerGroup, layer_groups, without_windows
 from sim.link import Link, TransferTime
 from sim.memory.interface import KVMemory
+from sim.memory.offload import OffloadingMemory
 from sim.memory.vattention import VAttentionMemory
 from sim.plan import StepTimer
 from sim.progress import Progress
@@ -120,10 +121,13 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         )
     swap_space: float = typed(config.memory.get("swap_space", 0.0), float, "memory.swap_space")
     num_host_blocks = host_blocks(model, deployment, block_size, swap_space)
+    has_host_cache = "num_host_cache_blocks" in config.memory
+    cache_size: float = typed(config.memory.get("host_cache_size", 0.0), float, "memory.host_cache_size")
+    num_host_cache_blocks = host_blocks(model, deployment, block_size, cache_size, "host_cache_size")
     memory: KVMemory = build(
         config.memory,
         "memory",
-        ("swap_space", "page_bytes", HYBRID_SWITCH),
+        ("swap_space", "page_bytes", HYBRID_SWITCH, *(["host_cache_size"] if has_host_cache else [])),
         **about,
         block_size=block_size,
         num_layers=model.num_layers,
@@ -131,10 +135,13 @@ def assemble(config: DictConfig, real: RealEngine | None = None, timer: StepTime
         layer_groups=groups,
         max_model_len=limit,
         num_host_blocks=num_host_blocks,
+        num_host_cache_blocks=num_host_cache_blocks,
     )
     scheduler: Scheduler = build(
         config.scheduler, "scheduler", memory=memory, max_model_len=limit, leap=leap and real is None
     )
+    if isinstance(memory, OffloadingMemory) and memory.host_cache is not None:
+        num_host_blocks = memory.host_cache.num_blocks
     if groups and scheduler.async_scheduling:
         raise UserError(
             "memory=hybrid gives back what a step that has ended needed, which scheduler.async_scheduling=true plans "

@@ -89,12 +89,17 @@ def _goodput(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _moves(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Swaps, copies and sharing, where there were any."""
+    """Swaps, a host cache, copies and sharing, where there were any."""
     rows = []
     if summary["swap_outs"]:
         rows.append(("requests swapped out", f"{summary['swap_outs']:,}"))
         rows.append(("swapped out", f"{summary['swapped_out_bytes'] / 1e9:,.2f} GB"))
         rows.append(("time spent on swaps", _number(summary["swap_s"], "s", ",.1f")))
+    if summary["offloaded_bytes"]:
+        rows.append(("prompt tokens found on the host", f"{summary['host_hit_tokens']:,}"))
+        rows.append(("evicted to the host", f"{summary['offloaded_bytes'] / 1e9:,.2f} GB"))
+        rows.append(("brought back", f"{summary['onboarded_bytes'] / 1e9:,.2f} GB"))
+        rows.append(("time spent on that", _number(summary["swap_s"], "s", ",.1f")))
     if summary["blocks_copied"]:
         rows.append(("blocks copied on write", f"{summary['blocks_copied']:,}"))
     if summary["blocks_moved"]:

@@ -127,11 +127,9 @@ class PagedMemory:
 
     def admit(self, sequence: Sequence, hit: list[int], num_tokens: int, room_for: int, others_run: bool) -> bool:
         """Rules 13 and 14: room is what is free, less hit blocks that stand in the free list, less the watermark."""
-        taken_by_hit = self.prefix.num_without_holder(hit) if self.prefix and hit else 0
-        watermark = self.watermark_blocks if others_run else 0
-        reserved = self._reservation.tokens(sequence, self._max_model_len) if self._reservation else 0
-        if self._blocks_for(max(room_for, reserved)) - len(hit) + taken_by_hit + watermark > self.num_free_blocks:
+        if not self._has_room(sequence, hit, room_for, others_run):
             return False
+        reserved = self._reservation.tokens(sequence, self._max_model_len) if self._reservation else 0
         if self.prefix:
             self.prefix.hold(sequence, hit)
         sequence.blocks = hit + self._take(self._blocks_for(max(num_tokens, reserved)) - len(hit))
@@ -323,6 +321,13 @@ class PagedMemory:
             assert self.prefix
             blocks += self.prefix.evict(count - len(blocks))
         return blocks
+
+    def _has_room(self, sequence: Sequence, hit: list[int], room_for: int, others_run: bool) -> bool:
+        taken_by_hit = self.prefix.num_without_holder(hit) if self.prefix and hit else 0
+        watermark = self.watermark_blocks if others_run else 0
+        reserved = self._reservation.tokens(sequence, self._max_model_len) if self._reservation else 0
+        need = self._blocks_for(max(room_for, reserved)) - len(hit) + taken_by_hit + watermark
+        return need <= self.num_free_blocks
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -1,17 +1,18 @@
 """Prefix caching with chained block keys, as in vLLM's v1 block pool (0.33).
 
-Decides which blocks carry a key, which of them a new sequence can use again, and in which order the unused ones are
-evicted. Rule numbers are those of the vLLM conformance cases. Blocks without a key are the pool's (`paged.py`).
+Decides which blocks carry a key and which of them a new sequence can use again. In which order the unused ones are
+evicted is another's choice (`eviction.py`). Rule numbers are those of the vLLM conformance cases. Blocks without a key
+are the pool's (`paged.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import chain, count, islice
 
+from sim.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from sim.memory.holders import Holders
 from sim.sequence import Sequence
 from workloads.errors import UserError
@@ -27,9 +28,10 @@ class PrefixCache:
     Args:
         block_size: tokens in a block.
         holders: of all blocks of the pool.
+        order: in which those without a holder are evicted; None: the least recently used first, as in vLLM.
     """
 
-    def __init__(self, block_size: int, holders: Holders) -> None:
+    def __init__(self, block_size: int, holders: Holders, order: EvictionOrder | None = None) -> None:
         self.block_size = block_size
         self._holders = holders
         self._live: set[Sequence] = set()
@@ -37,9 +39,8 @@ class PrefixCache:
         self._key_of: dict[int, Hashable] = {}
         # A key's blocks in the order of registration. Nearly always there is just one, and it stands there bare.
         self._blocks_of: dict[Hashable, int | list[int]] = {}
-        self._evictable: set[int] = set()  # keyed blocks without a holder
-        self._queue: deque[int] = deque()  # the same, next to go first, among entries that are out of date:
-        self._outdated: dict[int, int] = {}  # how many entries of a block, the first ones, are
+        self._order = LeastRecentlyUsed() if order is None else order  # of keyed blocks without a holder
+        self._evictable = self._order.blocks
 
     @property
     def num_evictable(self) -> int:
@@ -48,12 +49,7 @@ class PrefixCache:
 
     def evictable(self) -> Iterator[int]:
         """Those blocks, next to be evicted first."""
-        outdated = dict(self._outdated)
-        for block in self._queue:
-            if outdated.get(block, 0):
-                outdated[block] -= 1
-            else:
-                yield block
+        return iter(self._order)
 
     def registered(self) -> list[int]:
         """Blocks that carry a key, ascending: the full ones of every table, and those that wait to be evicted."""
@@ -63,7 +59,7 @@ class PrefixCache:
     def lookup(self, sequence: Sequence) -> list[int]:
         """Blocks of the longest registered prefix that leaves at least one token to compute (rule 5)."""
         hit: list[int] = []
-        for key in islice(_keys(sequence, self.block_size), (sequence.known - 1) // self.block_size):
+        for key in islice(prefix_keys(sequence, self.block_size), (sequence.known - 1) // self.block_size):
             blocks = self._blocks_of.get(key)
             if blocks is None:
                 break
@@ -79,33 +75,26 @@ class PrefixCache:
         list wherever it stands (rule 5).
         """
         self._live.add(sequence)
+        again: list[int] = []
         for block in hit:
             if block in self._evictable:
-                self._evictable.remove(block)
-                self._outdated[block] = self._outdated.get(block, 0) + 1
+                again.append(block)
             else:
                 self._holders.add(block)
+        self._order.remove(again)
 
     def evict(self, count: int) -> list[int]:
-        """Takes `count` blocks from the front of the evictable ones; each loses its key (rule 1)."""
-        if self._outdated:
-            evicted = [self._next_evictable() for _ in range(count)]
-        else:
-            evicted = list(islice(iter(self._queue.popleft, None), count))
-        self._evictable.difference_update(evicted)
+        """Takes the next `count` blocks of the evictable ones; each loses its key (rule 1)."""
+        evicted = self._order.take(count)
+        self._lose_keys(evicted)
+        return evicted
+
+    def _lose_keys(self, evicted: list[int]) -> None:
         if self._key_of:
             for block in evicted:
                 key = self._key_of.pop(block, None)
                 if key is not None:
                     self._forget(block, key)
-        return evicted
-
-    def _next_evictable(self) -> int:
-        block = self._queue.popleft()
-        while block in self._outdated:
-            self._pass_over(block)
-            block = self._queue.popleft()
-        return block
 
     def _forget(self, block: int, key: Hashable) -> None:
         """The block has lost `key`, which others may carry too."""
@@ -151,7 +140,7 @@ class PrefixCache:
             The blocks that carry no key, in table order; they may have other holders.
         """
         full = sequence.computed // self.block_size  # every full block carries a key, and no other does
-        keyed = sequence.blocks[full - 1 :: -1] if full else []
+        keyed = list(sequence.blocks[full - 1 :: -1]) if full else []
         self._live.remove(sequence)
         if sequence.known < sequence.final:  # it comes back, and may find blocks that nobody else could ask for
             for position in range(len(comparable_keys(sequence, self.block_size)), self._own(sequence, full)):
@@ -159,8 +148,7 @@ class PrefixCache:
                     self._note(block, _own_key(sequence, position))
         if self._holders.shared:
             keyed = [block for block in keyed if not self._holders.leave(block)]
-        self._evictable.update(keyed)
-        self._queue.extend(keyed)
+        self._order.add(sequence, keyed)
         return list(sequence.blocks[full:])
 
     def _own(self, sequence: Sequence, full: int) -> int:
@@ -170,15 +158,8 @@ class PrefixCache:
         """
         return full if sequence.group is None else min(full, sequence.request.prompt_tokens // self.block_size)
 
-    def _pass_over(self, block: int) -> None:
-        left = self._outdated[block] - 1
-        if left:
-            self._outdated[block] = left
-        else:
-            del self._outdated[block]
 
-
-def _keys(sequence: Sequence, block_size: int) -> Iterator[Hashable]:
+def prefix_keys(sequence: Sequence, block_size: int) -> Iterator[Hashable]:
     """The keys of its blocks (rule 3): equal for two blocks exactly if all tokens up to the blocks' ends are equal."""
     keys = comparable_keys(sequence, block_size)
     return chain(keys, (_own_key(sequence, position) for position in count(len(keys))))

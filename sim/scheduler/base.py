@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from sim.memory.interface import KVMemory
+from sim.memory.offload import OffloadingMemory
 from sim.plan import Preemption, StepPlan
 from sim.scheduler.groups import common_tokens
 from sim.scheduler.queues import QueuePolicy, Swapped
@@ -85,7 +86,15 @@ class Scheduler(ABC):
         # What a plan had given a victim is taken back before the victim goes. vLLM does not, and leaves prefix keys on
         # blocks that are never computed; only its priority policy has such victims, and by itself that is done
         # likewise.
-        self._takes_back = victim is not None or not isinstance(self._recovery, Recompute)
+        self._offloading = memory if isinstance(memory, OffloadingMemory) and memory.host_cache is not None else None
+        self._takes_back = (
+            victim is not None or not isinstance(self._recovery, Recompute) or self._offloading is not None
+        )
+        if self._offloading is not None and self.may_swap:
+            raise UserError(
+                "memory.host_cache_size and swapped requests would share the host's memory; set "
+                "memory.host_cache_size=0 or choose scheduler/recovery=recompute."
+            )
         self._swapped = Swapped()
         self.waiting = self._recovery.queue(policy, self._swapped)
         self.running: dict[Sequence, None] = {}  # in order of admission
@@ -138,6 +147,11 @@ class Scheduler(ABC):
         return self._recovery.swaps(2)
 
     @property
+    def uses_host(self) -> bool:
+        """Whether blocks may move to the host: those of preempted requests, or those that are evicted."""
+        return self.may_swap or self._offloading is not None
+
+    @property
     def streams_tokens(self) -> bool:
         """Whether a client gets each token when it is there, and not all of them when the last one is."""
         return True
@@ -185,10 +199,17 @@ class Scheduler(ABC):
                 max_steps = 1
             self._let_go(self._leaving)
             self._leaving = {}
+        spare = self._spare_blocks
+        if self._offloading is not None:
+            plan.swap_outs, plan.swap_ins, plan.onboarded = self._offloading.take_moves()
+            plan.offloaded = len(plan.swap_outs)
+            if plan.offloaded:  # a step that moves blocks is a plan of its own
+                max_steps = 1
+            spare = max(spare, self.memory.num_cached_blocks)  # and nothing is evicted in further steps of a plan
         if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
             max_steps = self._steps_before_decision(max_steps)
             if max_steps > 1:
-                plan.needs = steady.leap(max_steps - 1, self._spare_blocks)
+                plan.needs = steady.leap(max_steps - 1, spare)
         if self._groups:
             plan.forks, self._forks = tuple(self._forks), []
             if plan.batch:

@@ -28,6 +28,7 @@ from sim.memory.allocators.buddy import Buddy  # noqa: E402
 from sim.memory.allocators.exact import ExactSlots  # noqa: E402
 from sim.memory.allocators.fit import FirstFit  # noqa: E402
 from sim.memory.contiguous import ContiguousMemory  # noqa: E402
+from sim.memory.offload import OffloadingMemory  # noqa: E402
 from sim.memory.paged import PagedMemory  # noqa: E402
 from sim.memory.reservation import MaxReservation, OracleReservation, Pow2Reservation  # noqa: E402
 from sim.plan import StepPlan  # noqa: E402
@@ -420,6 +421,34 @@ def paged_situation(rng: np.random.Generator, recovery: RecoveryPolicy) -> Situa
     return Situation(requests, memory, scheduler, num_host_blocks)
 
 
+def host_cache_situation(rng: np.random.Generator) -> Situation:
+    """Several bursts, of which each evicts what the ones before have left."""
+    bursts = [(burst, one) for burst in range(4) for one in some_requests(rng, sampling=True, shared=True)]
+    requests = [
+        one._replace(request_id=i, arrival_s=20 * burst + one.arrival_s) for i, (burst, one) in enumerate(bursts)
+    ]
+    block_size = int(rng.choice([1, 2, 4, 5]))
+    largest = max(-(-(r.prompt_tokens + r.output_tokens - 1) // block_size) * r.num_outputs for r in requests)
+    num_host_blocks = int(rng.choice([5, 20, 100]))
+    prompt_priority, output_priority = [(35, 35), (20, 80), (80, 20)][int(rng.integers(0, 3))]
+    memory = OffloadingMemory(
+        largest + int(rng.integers(0, 3)),
+        block_size,
+        prompt_priority=prompt_priority,
+        output_priority=output_priority,
+        num_host_cache_blocks=num_host_blocks,
+        secondary_offload_min_priority=int(rng.choice([0, 35])),
+    )
+    scheduler = ContinuousBatching(
+        memory,
+        LIMIT_OF_ALL,
+        Fcfs(),
+        max_num_seqs=int(rng.integers(3, 8)),
+        max_num_batched_tokens=int(rng.integers(2, 25)),
+    )
+    return Situation(requests, memory, scheduler, num_host_blocks)
+
+
 def contiguous_situation(rng: np.random.Generator) -> Situation:
     block_size = int(rng.choice([1, 4]))
     num_blocks = int(rng.choice([32, 52, 64])) // block_size
@@ -438,6 +467,7 @@ RANDOM: dict[str, tuple[Callable[[np.random.Generator], Situation], int, set[str
         lambda rng: paged_situation(rng, Swap()), 40, {"preemption", "swap_out", "swap_in", "fork", "copy", "hit"}
     ),
     "auto": (lambda rng: paged_situation(rng, Auto()), 20, {"preemption", "fork", "copy"}),
+    "host cache": (host_cache_situation, 12, {"swap_out", "swap_in", "fork", "copy", "hit"}),
     "contiguous": (contiguous_situation, 15, set()),
 }  # fmt: skip
 
