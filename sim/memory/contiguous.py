@@ -11,11 +11,12 @@ from typing import Literal
 from sim.memory.allocators.interface import Allocator
 from sim.memory.interface import Occupancy
 from sim.memory.reservation import Reservation
+from sim.memory.unforked import Unforked
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
 
-class ContiguousMemory:
+class ContiguousMemory(Unforked):
     """A pool in which each sequence holds one region that never grows.
 
     Args:
@@ -148,36 +149,9 @@ class ContiguousMemory:
         """Whoever decodes takes nothing."""
         return True
 
-    @property
-    def can_share(self) -> bool:
-        """A region has one holder."""
-        return False
-
-    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """Never asked for."""
-        raise AssertionError("a contiguous region is not shared")
-
-    def take_copies(self) -> list[tuple[Sequence, int, int]]:
-        """None: nothing is shared."""
-        return []
-
     def take_back(self, sequence: Sequence, num_tokens: int) -> None:
         """Never asked for: nobody is preempted."""
         raise AssertionError("the holder of a contiguous region is not preempted")
-
-    def swap_out(self, sequences: list[Sequence]) -> list[tuple[int, int]] | None:
-        """Never asked for: nobody is preempted."""
-        raise AssertionError("the holder of a contiguous region is not preempted")
-
-    def swap_in(
-        self, sequences: list[Sequence], num_tokens: list[int], others_run: bool
-    ) -> list[tuple[int, int]] | None:
-        """Never asked for: nobody is preempted."""
-        raise AssertionError("the holder of a contiguous region is not preempted")
-
-    def is_swapped(self, sequence: Sequence) -> bool:
-        """Nobody is."""
-        return False
 
     def occupancy(self, head: Sequence | None) -> Occupancy:
         """Free slots are external if the head's reservation is no more than they are, and yet no region can hold it."""

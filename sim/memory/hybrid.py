@@ -23,6 +23,7 @@ from sim.memory.block_pool import BlockPool
 from sim.memory.interface import Occupancy
 from sim.memory.paged import check_pool
 from sim.memory.prefix import comparable_keys
+from sim.memory.unforked import Unforked
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
@@ -63,7 +64,7 @@ class GroupTables(collections.abc.Sequence[int]):
         return list(self)[index]
 
 
-class HybridPagedMemory:
+class HybridPagedMemory(Unforked):
     """A pool of blocks, each of `block_size` tokens in as many layers as a group has.
 
     Args:
@@ -239,19 +240,6 @@ class HybridPagedMemory:
         del self._live[sequence]
         sequence.blocks = []
 
-    @property
-    def can_share(self) -> bool:
-        """Sequences share what they hit, but do not fork."""
-        return False
-
-    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """Never asked for."""
-        raise AssertionError("vLLM v1 does not fork")
-
-    def take_copies(self) -> list[tuple[Sequence, int, int]]:
-        """None: nothing is forked."""
-        return []
-
     def take_back(self, sequence: Sequence, num_tokens: int) -> None:
         """Blocks and keys go; what was behind the window does not come back."""
         held = self._held(sequence)
@@ -264,20 +252,6 @@ class HybridPagedMemory:
             del table[max(0, kept - first) :]
         held.end = kept
         sequence.computed = num_tokens
-
-    def swap_out(self, sequences: list[Sequence]) -> list[tuple[int, int]] | None:
-        """There is no room on the host: vLLM v1 does not swap."""
-        return None
-
-    def swap_in(
-        self, sequences: list[Sequence], num_tokens: list[int], others_run: bool
-    ) -> list[tuple[int, int]] | None:
-        """Never asked for."""
-        raise AssertionError("nobody was swapped out")
-
-    def is_swapped(self, sequence: Sequence) -> bool:
-        """Nobody is."""
-        return False
 
     def occupancy(self, head: Sequence | None) -> Occupancy:
         """Any free block serves any group, so nothing free is ever *external*."""

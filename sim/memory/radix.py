@@ -20,6 +20,7 @@ from itertools import islice
 
 from sim.memory.interface import Occupancy
 from sim.memory.radix_tree import Content, Node, RadixTree
+from sim.memory.unforked import Unforked
 from sim.sequence import Sequence
 from workloads.errors import UserError
 from workloads.request import HashIds, Request, TokenIds
@@ -42,7 +43,7 @@ class Held:
     pages: int
 
 
-class RadixMemory:
+class RadixMemory(Unforked):
     """A pool of pages, the list of free ones, and the tree.
 
     Freed pages go to the end of the list, and those at its front are handed out.
@@ -197,19 +198,6 @@ class RadixMemory:
         """Whoever decodes takes one page now and then, and gives none back."""
         return True
 
-    @property
-    def can_share(self) -> bool:
-        """Not as a fork does: to SGLang, several outputs of a prompt are requests that meet in the tree."""
-        return False
-
-    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """Never asked for."""
-        raise AssertionError("sequences share what is in the tree, and do not fork")
-
-    def take_copies(self) -> list[tuple[Sequence, int, int]]:
-        """None: nobody writes into a page of the tree."""
-        return []
-
     def take_back(self, sequence: Sequence, num_tokens: int) -> None:
         """The pages that were given since go back; the tree has none of them."""
         table = sequence.blocks
@@ -221,20 +209,6 @@ class RadixMemory:
         self._internal += self._beyond_end(sequence)
         self._computed -= sequence.computed - num_tokens
         sequence.computed = num_tokens
-
-    def swap_out(self, sequences: list[Sequence]) -> list[tuple[int, int]] | None:
-        """Never any room: there is no host memory."""
-        return None
-
-    def swap_in(
-        self, sequences: list[Sequence], num_tokens: list[int], others_run: bool
-    ) -> list[tuple[int, int]] | None:
-        """Never asked for: nobody is swapped out."""
-        raise AssertionError("nobody is swapped out")
-
-    def is_swapped(self, sequence: Sequence) -> bool:
-        """Nobody is."""
-        return False
 
     def occupancy(self, head: Sequence | None) -> Occupancy:
         """Any page serves any table, so nothing free is ever *external*."""

@@ -13,11 +13,12 @@ from sim.memory.cells import Cells
 from sim.memory.defragmentation import Defragmentation
 from sim.memory.interface import Occupancy
 from sim.memory.placement import Pieces, Placement
+from sim.memory.unforked import Unforked
 from sim.sequence import Sequence
 from workloads.errors import UserError
 
 
-class UnifiedCells:
+class UnifiedCells(Unforked):
     """A pool of cells.
 
     Args:
@@ -81,11 +82,6 @@ class UnifiedCells:
     @property
     def can_leap(self) -> bool:
         """Where the cells of a token are depends on all others of its step."""
-        return False
-
-    @property
-    def can_share(self) -> bool:
-        """A cell has one holder here."""
         return False
 
     def begin_step(self) -> None:
@@ -157,10 +153,6 @@ class UnifiedCells:
         self._cells.free(self._live.pop(sequence))
         sequence.blocks = []
 
-    def fork(self, parent: Sequence, children: list[Sequence]) -> None:
-        """Never asked for."""
-        raise AssertionError("a cell is not shared")
-
     def take_copies(self) -> list[tuple[Sequence, int, int]]:
         """Whose cells were moved in this step."""
         moved, self._moved = self._moved, []
@@ -169,20 +161,6 @@ class UnifiedCells:
     def take_back(self, sequence: Sequence, num_tokens: int) -> None:
         """Never asked for: nobody is preempted."""
         raise AssertionError("llama.cpp preempts nobody")
-
-    def swap_out(self, sequences: list[Sequence]) -> list[tuple[int, int]] | None:
-        """Never asked for: nobody is preempted."""
-        raise AssertionError("llama.cpp preempts nobody")
-
-    def swap_in(
-        self, sequences: list[Sequence], num_tokens: list[int], others_run: bool
-    ) -> list[tuple[int, int]] | None:
-        """Never asked for: nobody is preempted."""
-        raise AssertionError("llama.cpp preempts nobody")
-
-    def is_swapped(self, sequence: Sequence) -> bool:
-        """Nobody is."""
-        return False
 
     def occupancy(self, head: Sequence | None) -> Occupancy:
         """Free cells are external if there are enough for the head and yet not in the run that it needs."""
