@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.sim.test_sweep import run_sweep
+
 Simulate = Callable[..., Path]
 EVERYTHING = ("scheduler.min_new_token_ratio_factor=1.0", "scheduler.schedule_conservativeness=2.0")
 
@@ -51,8 +53,20 @@ def test_the_more_conservative_the_fewer_retractions_if_requests_take_all_that_t
     recomputed = [run["tokens_recomputed"] for run in runs]
     assert recomputed[0] > 0 == recomputed[3]
     # Whoever was retracted waits behind the queue with part of its output out: the time per token is several times that
-    # of a run without retractions. Throughput does not fall, as it does in sgl-project/sglang#26248: more run at once.
+    # of a run without retractions. Throughput does not fall: more run at once.
     assert runs[0]["mean_tpot_ms"] > 2 * runs[3]["mean_tpot_ms"]
     assert runs[0]["output_throughput"] > 0.9 * runs[3]["output_throughput"]
     # A plausibility limit of real engines: nobody is retracted over and over.
     assert retracted[0] < 150
+
+
+def test_throughput_collapses_where_requests_outgrow_the_pool(tmp_path: Path) -> None:
+    sweep = run_sweep(tmp_path, "experiment=outgrown", "engine=sglang", "record.steps=none")
+    assert sweep.code == 0
+    table = sweep.table.set_index("workload.output_lengths.tokens")
+    fitting, outgrown = table.loc[3000], table.loc[60000]
+    # 14 * (1,000 + 3,000) = 56,000 of 64,000 tokens: nobody is ever retracted. Of 1,000 + 60,000, one fits.
+    assert fitting["preemptions"] == 0 and fitting["max_running"] == 14
+    assert outgrown["preemptions"] > 14 and outgrown["mean_running"] < 2
+    # sgl-project/sglang#26248 reports about 429 and then 20 to 38 token/s, 11 to 21 times less, of another model.
+    assert 7 < fitting["output_throughput"] / outgrown["output_throughput"] < 21
