@@ -13,6 +13,9 @@ from workloads.request import Request, Workload
 class Timed:
     """The requests of `workload` in their order, arriving as those of a synthetic workload with the same seed would.
 
+    A turn that follows another in closed loop has no arrival of its own, but that of the latest request which follows
+    nobody: of its own conversation, where the turns of one stand together.
+
     Args:
         workload: its own times are not looked at.
         arrivals: how arrivals follow one another.
@@ -41,7 +44,11 @@ class Timed:
         return self.workload.num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        for request, arrival_s in zip(self.workload, self._times(), strict=False):  # times do not end
+        times = self._times()  # which do not end
+        arrival_s = 0.0
+        for request in self.workload:
+            if request.after is None:
+                arrival_s = next(times)
             yield request._replace(arrival_s=arrival_s)
 
     def _times(self) -> Iterator[float]:

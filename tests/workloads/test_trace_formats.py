@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from workloads.arrivals import AllAtOnce, Poisson
 from workloads.errors import UserError
 from workloads.generate import Synthetic
 from workloads.lengths import Fixed
+from workloads.readers.recognise import FORMATS
 from workloads.readers.trace import Trace
 from workloads.request import HashIds, Request
 
@@ -290,3 +291,103 @@ def test_a_later_turn_that_waits_for_another_has_no_time(write: Write) -> None:
     first = {"timestamp": 0, "input_length": 5, "output_length": 5, "session_id": "a"}
     later = {"delay": 500, "input_length": 5, "output_length": 5, "session_id": "a"}
     assert "line 2: the key 'timestamp' is missing" in refused(write(lines(first, later)), format="aiperf")
+
+
+# Conversations in closed loop
+
+
+def turns(requests: Iterable[Request]) -> list[tuple[float, int, int | None, float]]:
+    """Of each request when it comes at the earliest, its prompt, whom it follows and how long after."""
+    return [(one.arrival_s, one.prompt_tokens, one.after, one.think_s) for one in requests]
+
+
+def test_a_sub_request_follows_the_one_before_it_after_its_tool(write: Write) -> None:
+    # The second session comes between the two sub-requests of the first, 2 s apart by the tool of the first one.
+    path = write(SAMPLES["llmservingsim-agentic"].content)
+    expected = [(1.0, 2, None, 0.0), (1.5, 40, None, 0.0), (3.0, 3, 0, 2.0)]
+    assert turns(Trace(path, closed_loop=True)) == expected
+    # Sessions of one name are not one session.
+    session = SAMPLES["llmservingsim-agentic"].rows()[0]
+    twice = turns(Trace(write(lines(session, session)), closed_loop=True))
+    assert [after for _, _, after, _ in twice] == [None, None, 0, 1]
+
+
+def dynamo(prompt: int, **more: Any) -> dict[str, Any]:
+    return {"input_tokens": prompt, "output_tokens": 5, "hash_ids": [prompt], **more}
+
+
+def test_a_turn_of_dynamo_follows_the_one_before_it_in_its_session(write: Write) -> None:
+    path = write(
+        lines(
+            dynamo(1, session_id="a", created_time=1000),
+            dynamo(2, session_id="b", created_time=2000),
+            dynamo(3, session_id="a", delay=250.5),
+            dynamo(4, session_id="b", created_time=9000),
+            dynamo(5, created_time=3000),
+            dynamo(6, session_id="b", delay_ms=500, created_time=1),  # the delay counts, and not the time
+            dynamo(7, session_id="a"),
+        )
+    )
+    trace = Trace(path, closed_loop=True)
+    expected = [
+        (1.0, 1, None, 0.0),
+        (1.0, 3, 0, 0.2505),
+        (1.0, 7, 1, 0.0),
+        (2.0, 2, None, 0.0),
+        (3.0, 5, None, 0.0),
+        (9.0, 4, 3, 0.0),
+        (9.0, 6, 5, 0.5),
+    ]
+    assert turns(trace) == expected
+    assert turns(trace) == expected  # sessions begin anew
+    assert "line 3: the key 'timestamp' is missing" in refused(path)
+
+
+def test_rows_of_a_session_that_cannot_follow_are_errors_or_dropped(write: Write) -> None:
+    path = write(
+        lines(
+            dynamo(1, session_id="a", created_time=1000),
+            dynamo(2, session_id="a", created_time=999),
+            dynamo(3, session_id="b", created_time=5, delay=1),
+            dynamo(4, session_id=["a"], created_time=5),
+            dynamo(5, session_id="c"),
+            dynamo(0, session_id="a", delay=5),
+            dynamo(7, session_id="a", delay=-1),
+            dynamo(8, session_id="a", delay=1000),
+        )
+    )
+    trace = Trace(path, closed_loop=True, on_bad_row="drop")
+    assert turns(trace) == [(1.0, 1, None, 0.0), (1.0, 8, 0, 1.0)]  # who was dropped is nobody's parent
+    assert trace.dropped == {
+        "turns out of order": 1,
+        "delay of a first turn": 1,
+        "unreadable session": 1,
+        "missing key": 1,
+        "below 1": 1,
+        "unreadable time": 1,
+    }
+    assert "line 2: session_id 'a' was later before" in refused(path, closed_loop=True)
+
+
+def test_a_turn_of_sharegpt_follows_the_answer_before_it_and_conversations_have_the_rate(write: Write) -> None:
+    path = write(
+        lines(
+            talk(("human", "aaa"), ("gpt", "bb"), ("human", "c"), ("gpt", ""), ("human", "d"), ("gpt", "eeee")),
+            talk(("human", "ffff"), ("gpt", "g")),
+        )
+    )
+    # Conversations come every 0.25 s. The second answer is empty, so the third, after 3 + 2 + 1 + 1 characters, follows
+    # the first.
+    expected = [(0.25, 3, None, 0.0), (0.25, 7, 0, 0.0), (0.5, 4, None, 0.0)]
+    assert turns(Trace(path, turns="all", closed_loop=True, **CHAT)) == expected
+    assert [one.arrival_s for one in Trace(path, turns="all", **CHAT)] == [0.25, 0.5, 0.75]
+    assert refused(path, closed_loop=True, **CHAT).startswith(
+        "workload.closed_loop has no use for workload.turns=first"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.conversations])
+def test_without_closed_loop_nobody_follows_anybody(name: str, write: Write) -> None:
+    sample = SAMPLES[name]
+    options: dict[str, Any] = {**sample.options, **({"turns": "all"} if name == "sharegpt" else {})}
+    assert all(one.after is None and not one.think_s for one in Trace(write(sample.content), **options))

@@ -1,4 +1,4 @@
-"""The Mooncake traces (Qin et al., FAST 2025), those of NVIDIA Dynamo in their format, and others like them.
+"""The Mooncake traces (Qin et al., FAST 2025), and others in their format; NVIDIA Dynamo's own rows are in `dynamo.py`.
 
 JSON Lines with the keys `timestamp` (milliseconds, whole in Mooncake's files and with a fraction in Dynamo's),
 `input_length`, `output_length` and `hash_ids`: one id for each 512 tokens of the prompt, the last of which may be a
@@ -18,6 +18,7 @@ from workloads.readers.record_trace import Arrival, Record, RecordTrace
 from workloads.readers.time_columns import Numbers
 from workloads.request import HashIds
 
+TIME = Numbers("timestamp", "ms")
 _ALIASES = {"timestamp": "created_time", "input_length": "input_tokens", "output_length": "output_tokens"}
 
 
@@ -40,13 +41,16 @@ class MooncakeTrace(RecordTrace):
             )
         super().__init__(path, self._row, on_bad_row)
         self._block_size = block_size
-        self._time = Numbers("timestamp", "ms")
 
     def _row(self, row: Record) -> Arrival:
-        time_ns = self._time.from_number(_either(row, "timestamp"))
-        prompt_tokens = token_counts.from_json("input_length", _either(row, "input_length"))
-        output_tokens = token_counts.from_json("output_length", _either(row, "output_length"))
-        return Arrival(time_ns, prompt_tokens, output_tokens, hash_ids(row, prompt_tokens, self._block_size))
+        return request_at(TIME.from_number(either(row, "timestamp")), row, self._block_size)
+
+
+def request_at(time_ns: int, row: Record, block_size: int) -> Arrival:
+    """What a row says but for its time. Raises BadRow."""
+    prompt_tokens = token_counts.from_json("input_length", either(row, "input_length"))
+    output_tokens = token_counts.from_json("output_length", either(row, "output_length"))
+    return Arrival(time_ns, prompt_tokens, output_tokens, hash_ids(row, prompt_tokens, block_size))
 
 
 def hash_ids(row: Record, prompt_tokens: int, block_size: int) -> HashIds:
@@ -67,7 +71,7 @@ def hash_ids(row: Record, prompt_tokens: int, block_size: int) -> HashIds:
     return HashIds(tuple(ids), block_size)
 
 
-def _either(row: Record, key: str) -> Any:
+def either(row: Record, key: str) -> Any:
     """The value of `key`, or of Dynamo's name for it. Raises BadRow."""
     alias = _ALIASES[key]
     return row[alias] if key not in row and alias in row else required(row, key)
@@ -83,18 +87,6 @@ FORMATS = (
         drops="none; every row is a request",
         source="kvcache-ai/Mooncake",
         licence="Apache-2.0",
-        options=frozenset({"block_size"}),
-        open=lambda path, reading: MooncakeTrace(path, reading.block_size or 512, reading.on_bad_row),
-    ),
-    Format(
-        name="dynamo",
-        title="NVIDIA Dynamo's rows in Mooncake's form",
-        containers=("json", "parquet"),
-        keys=frozenset({"created_time", "input_tokens", "output_tokens", "hash_ids"}),
-        unit="ms",
-        drops="none; every row is a request",
-        source="ai-dynamo/dynamo",
-        licence="one's own files; Dynamo publishes none",
         options=frozenset({"block_size"}),
         open=lambda path, reading: MooncakeTrace(path, reading.block_size or 512, reading.on_bad_row),
     ),

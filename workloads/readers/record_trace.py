@@ -125,13 +125,18 @@ class RecordTrace:
                 request = request._replace(after=conversations.follows(turn, request_id), think_s=turn.think_ns / 1e9)
             yield request
 
+    def _reader(self) -> Callable[[Record], Arrival]:
+        """What says of each record what it is, for one pass; a format that remembers earlier records has a new one."""
+        return self._arrival
+
     def _arrivals(self) -> Iterator[Arrival]:
         """Of the records that can be used, in the order of the file."""
         self._bad_rows.begin()
         latest_ns = 0
+        arrival_of = self._reader()
         for place, record in self._single():
             try:
-                arrival = self._arrival(record)
+                arrival = arrival_of(record)
             except BadRow as bad_row:
                 self._bad_rows.meet(place, bad_row)
                 continue

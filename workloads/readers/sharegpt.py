@@ -7,14 +7,18 @@ A JSON array (or JSON Lines) of objects with `conversations`, a list of {from, v
   tokens, prompts above 1,024 and pairs above 2,048. Later turns, whose prompts would begin alike, are not
   there. vLLM also shuffles, and takes as many as `--num-prompts`; here the file's order stays.
 - all: each text of the model is a request, whose prompt is everything before it. Nothing is left out but texts without
-  a token. How long people thought is not in the file, so turns come one after another like any other requests.
+  a token. Without closed loop turns come one after another like any other requests. In closed loop
+  (`workload.closed_loop=true`) the arrivals are those of the conversations, and a turn is sent the moment the one
+  before it has been answered: how long people read and typed is not in the file, so nobody thinks.
 
 Texts follow one another as they are: no chat template, no role names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
+from workloads.errors import UserError
 from workloads.readers.bad_rows import BadRow, LeftOut
+from workloads.readers.conversations import Turn
 from workloads.readers.format import Format, Reading
 from workloads.readers.json_lines import as_object, required_list
 from workloads.readers.record_trace import Arrival, Record, RecordTrace
@@ -46,13 +50,22 @@ def _first_turns(conversation: Record, tokens: TextTokens) -> Arrival:
 
 
 def _every_turn(conversation: Record, tokens: TextTokens) -> Iterator[tuple[str, Record]]:
-    """Each output with what came before it."""
+    """Each output with what came before it, and with its place among those that are requests."""
     texts = [(_writer(turn), _text(turn)) for turn in required_list(conversation, "conversations")]
     so_far = tokens.begin()
+    own = object()  # the conversation's name: parts of one may share their id
+    before: Hashable | None = None
     for number, (writer, text) in enumerate(texts, 1):
         if writer in MODELS:
             prompt_tokens, content = so_far.num_tokens, so_far.content()
-            yield f"text {number}", {"prompt": content, "prompt_tokens": prompt_tokens, "output": so_far.append(text)}
+            turn = Turn((own, number), before)
+            output = so_far.append(text)
+            yield (
+                f"text {number}",
+                {"prompt": content, "prompt_tokens": prompt_tokens, "output": output, "turn": turn},
+            )
+            if prompt_tokens and output:
+                before = turn.name
         else:
             so_far.append(text)
 
@@ -63,7 +76,7 @@ def _turn(turn: Record) -> Arrival:
     if not turn["output"]:
         raise LeftOut("output without a token")
     prompt: TokenIds | HashIds = turn["prompt"]
-    return Arrival(0, turn["prompt_tokens"], turn["output"], prompt)
+    return Arrival(0, turn["prompt_tokens"], turn["output"], prompt, turn=turn["turn"])
 
 
 def _text(turn: object) -> str:
@@ -79,9 +92,20 @@ def _writer(turn: object) -> object:
 
 
 def _open(path: str, reading: Reading) -> Workload:
+    if reading.closed_loop and reading.turns != "all":
+        raise UserError(
+            "workload.closed_loop has no use for workload.turns=first, one request a conversation; say "
+            "workload.turns=all, or leave it out."
+        )
     tokens = text_tokens(reading.tokenizer, reading.tokens_per_character)
     if reading.turns == "all":
-        return RecordTrace(path, _turn, reading.on_bad_row, parts=lambda row: _every_turn(row, tokens))
+        return RecordTrace(
+            path,
+            _turn,
+            reading.on_bad_row,
+            parts=lambda row: _every_turn(row, tokens),
+            closed_loop=reading.closed_loop is not None,
+        )
     return RecordTrace(path, lambda row: _first_turns(row, tokens), reading.on_bad_row)
 
 
@@ -96,6 +120,7 @@ FORMATS = (
         source="anon8231489123/ShareGPT_Vicuna_unfiltered",
         licence="Apache-2.0 as published; the texts are their writers'",
         open=_open,
-        options=frozenset({"tokenizer", "tokens_per_character", "turns"}),
+        options=frozenset({"tokenizer", "tokens_per_character", "turns", "closed_loop"}),
+        conversations=True,
     ),
 )
