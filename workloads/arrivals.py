@@ -153,13 +153,12 @@ class Replayed:
                 "the gaps to be replayed are all 0, or there are none; expected a trace with requests at two times "
                 "or more."
             )
-        self._gaps = gaps_s
-        self._mean_s = sum(gaps_s) / len(gaps_s)
+        mean_s = sum(gaps_s) / len(gaps_s)
+        self._gaps = [gap / mean_s for gap in gaps_s]  # with a mean of 1
 
     def times(self, generator: np.random.Generator, rate: float) -> Iterator[float]:
         """Times of arrival, as `ArrivalProcess` has them; the first comes at 0."""
-        scale = 1 / (rate * self._mean_s)
-        gaps = (gap * scale for _ in repeat(None) for gap in self._gaps)
+        gaps = (gap / rate for _ in repeat(None) for gap in self._gaps)
         return accumulate(gaps, initial=0.0)
 
 

@@ -117,7 +117,7 @@ processes = st.one_of(
     st.builds(Gamma, st.floats(0.1, 10.0)),
     st.builds(OnOff, st.floats(0.01, 100.0), st.floats(0.01, 100.0)),
     st.builds(RateCurve, st.floats(0.5, 1e5), st.lists(st.floats(0.0, 9.0), min_size=1, max_size=24).filter(any)),
-    st.builds(Replayed, st.lists(st.floats(0.0, 50.0), min_size=1, max_size=9).filter(any)),
+    st.builds(Replayed, st.lists(st.just(0.0) | st.floats(1e-9, 50.0), min_size=1, max_size=9).filter(any)),
 )
 
 
