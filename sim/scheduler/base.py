@@ -199,17 +199,17 @@ class Scheduler(ABC):
                 max_steps = 1
             self._let_go(self._leaving)
             self._leaving = {}
-        spare = self._spare_blocks
+        least_spare = 0
         if self._offloading is not None:
             plan.swap_outs, plan.swap_ins, plan.onboarded = self._offloading.take_moves()
             plan.offloaded = len(plan.swap_outs)
             if plan.offloaded:  # a step that moves blocks is a plan of its own
                 max_steps = 1
-            spare = max(spare, self.memory.num_cached_blocks)  # and nothing is evicted in further steps of a plan
+            least_spare = self.memory.num_cached_blocks  # and nothing is evicted in further steps of a plan
         if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
             max_steps = self._steps_before_decision(max_steps)
             if max_steps > 1:
-                plan.needs = steady.leap(max_steps - 1, spare)
+                plan.needs = steady.leap(max_steps - 1, max(self._spare_blocks, least_spare))
         if self._groups:
             plan.forks, self._forks = tuple(self._forks), []
             if plan.batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from pool_audit import NAMES, compare, name_of, tokens_up_to
@@ -137,6 +137,8 @@ class HybridServing(Serving):
         recovery: Any,
         knobs: dict[str, Any],
     ) -> None:
+        # Who is let in for a first chunk alone, and is the one to go for all it holds, may come and go for ever.
+        assume(victim is None or knobs["scheduler_reserve_full_isl"])
         self.number, self.per_id = 0, block_size
         groups = tuple(LayerGroup((layer,), window) for layer, window in enumerate(windows))
         budget = knobs["max_num_batched_tokens"]
