@@ -33,7 +33,6 @@ from workloads.errors import UserError
 from workloads.length_scale import ScaledLengths
 from workloads.limit import FirstRequests
 from workloads.readers.bad_rows import Fate
-from workloads.readers.trace import Trace
 from workloads.request import Workload
 from workloads.sample import Sampled
 from workloads.sampling import Sampling
@@ -282,10 +281,10 @@ def trace_facts(workload: Workload) -> dict[str, Any]:
     """What a trace was taken for, and what became of its rows as far as they were read; generators drop nothing."""
     while isinstance(workload, (AskedLimit, FirstRequests, Sampled, ScaledLengths, ScaledTime, SeveralOutputs)):
         workload = workload.workload
-    taken_for: dict[str, Any] = {"trace_format": workload.format.name} if isinstance(workload, Trace) else {}
     fate: Fate | None = getattr(workload, "fate", None)
     if fate is None:
         return {"rows_dropped": {}}
+    taken_for = {"trace_format": workload.format.name} if hasattr(workload, "format") else {}
     counts = {"rows_read": fate.read, "rows_kept": fate.kept, "rows_dropped": dict(fate.dropped)}
     return taken_for | counts | {"rows_first_dropped": dict(fate.first_dropped)}
 

@@ -34,7 +34,6 @@ from sim.files import cannot_write, whole
 from sim.point import MARK, SUMMARY, finished, keep_point, run_point, status
 from sim.progress import SweepProgress
 from sim.stopping import Claim, working_for
-from sim.summary import print_findings
 from workloads.errors import UserError
 
 Direction = Literal["maximize", "minimize"]
@@ -96,6 +95,8 @@ class Sweep:
             print(best_point(table, config.objective, config.direction))
         claims: Any = OmegaConf.to_container(config.claims, resolve=True)
         if findings := examine(claims, table):
+            from sim.summary import print_findings
+
             write_findings(findings, self.folder)
             if config.plots:
                 from sim.plots.sweep import draw_claims

@@ -97,12 +97,7 @@ def _read(workload: Workload) -> Iterator[Columns]:
 
 
 def _csv_columns(trace: CsvTrace) -> Iterator[Columns]:
-    first = next(iter(trace))
-    zero_ns: int | None = None
-    for rows in trace.rows():
-        if zero_ns is None:  # arrivals count from the first row, or from the trace's own zero
-            zero_ns = int(rows.time_ns[0]) if first.arrival_s == 0 else 0
-        arrival_s = (rows.time_ns - zero_ns) / 1e9
+    for arrival_s, rows in trace.timed_rows():
         yield Columns(arrival_s, rows.prompt_tokens, rows.output_tokens, np.ones(len(arrival_s), np.int64))
 
 

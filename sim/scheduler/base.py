@@ -126,6 +126,12 @@ class Scheduler(ABC):
         """
         return max_steps
 
+    def _left_free(self) -> int:
+        """Blocks that further steps of a plan leave free: the cached ones, where a step that evicts must be the first."""
+        if self._offloading is None:
+            return self._spare_blocks
+        return max(self._spare_blocks, self.memory.num_cached_blocks)
+
     @property
     def _watermark_counts(self) -> bool:
         """Whether an admission now has to leave the watermark free: while others run (vLLM v1)."""
@@ -199,17 +205,15 @@ class Scheduler(ABC):
                 max_steps = 1
             self._let_go(self._leaving)
             self._leaving = {}
-        least_spare = 0
         if self._offloading is not None:
             plan.swap_outs, plan.swap_ins, plan.onboarded = self._offloading.take_moves()
             plan.offloaded = len(plan.swap_outs)
             if plan.offloaded:  # a step that moves blocks is a plan of its own
                 max_steps = 1
-            least_spare = self.memory.num_cached_blocks  # and nothing is evicted in further steps of a plan
         if max_steps > 1 and plan.steady and not plan.batch and not (self.waiting and steady.tellers):
             max_steps = self._steps_before_decision(max_steps)
             if max_steps > 1:
-                plan.needs = steady.leap(max_steps - 1, max(self._spare_blocks, least_spare))
+                plan.needs = steady.leap(max_steps - 1, self._left_free())
         if self._groups:
             plan.forks, self._forks = tuple(self._forks), []
             if plan.batch:

@@ -177,8 +177,10 @@ class SGLang(Scheduler):
         if not self._prefilling and self.running:
             self._decode(plan)
 
+    def _left_free(self) -> int:
+        return self.memory.num_cached_blocks  # a step that evicts is the first of a plan
+
     def _steps_before_decision(self, max_steps: int) -> int:
-        self._spare_blocks = self.memory.num_cached_blocks  # a step that evicts is the first of a plan
         return 1 if self.waiting and not self._full else max_steps
 
     def _prefill(self, plan: StepPlan) -> bool:

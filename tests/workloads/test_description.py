@@ -16,7 +16,8 @@ from workloads.asked_limit import AskedLimit
 from workloads.columns import Columns, columns_of
 from workloads.description import describe
 from workloads.limit import FirstRequests
-from workloads.readers.burstgpt import BurstGptTrace
+from workloads.readers.burstgpt import BURSTGPT
+from workloads.readers.csv_trace import CsvTrace
 from workloads.readers.trace import Trace
 from workloads.request import HashIds, Request, TokenIds, Workload
 from workloads.sampling import ParallelSampling
@@ -172,10 +173,10 @@ ROWS = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" 
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> BurstGptTrace:
+def trace(tmp_path: Path) -> CsvTrace:
     path = tmp_path / "trace.csv"
     path.write_text(ROWS)
-    return BurstGptTrace(str(path), "drop")
+    return CsvTrace(str(path), BURSTGPT, "drop")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def trace(tmp_path: Path) -> BurstGptTrace:
     ],
 )
 def test_columns_of_a_trace_are_those_of_its_requests(
-    around: Callable[[Workload], Workload], trace: BurstGptTrace, monkeypatch: pytest.MonkeyPatch
+    around: Callable[[Workload], Workload], trace: CsvTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = around(trace)
     requests = list(workload)

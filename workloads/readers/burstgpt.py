@@ -6,30 +6,14 @@ matters only to readers that count columns. A response of 0 tokens is a request 
 first file, 7.3 % of the third. They are errors, or left out with `on_bad_row=drop`.
 """
 
-from workloads.readers.bad_rows import OnBadRow
 from workloads.readers.columnar import CONTAINERS, columnar
-from workloads.readers.csv_trace import CsvLayout, CsvTrace
+from workloads.readers.csv_trace import CsvLayout
 from workloads.readers.format import Format
 from workloads.readers.time_columns import Numbers
 
 BURSTGPT = CsvLayout(
     Numbers("Timestamp", "s"), "Request tokens", "Response tokens", zero_output="no response: the request failed"
 )
-
-
-class BurstGptTrace(CsvTrace):
-    """A workload from a BurstGPT file; arrivals as the file counts them, in seconds.
-
-    Args:
-        path: the CSV file.
-        on_bad_row: as in `CsvTrace`.
-
-    Raises:
-        UserError: as in `CsvTrace`.
-    """
-
-    def __init__(self, path: str, on_bad_row: OnBadRow = "error") -> None:
-        super().__init__(path, BURSTGPT, on_bad_row)
 
 
 FORMATS = (

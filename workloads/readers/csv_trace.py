@@ -127,13 +127,17 @@ class CsvTrace:
 
     def __iter__(self) -> Iterator[Request]:
         request_ids = count()
+        for arrivals_s, rows in self.timed_rows():
+            columns = (arrivals_s, rows.prompt_tokens, rows.output_tokens)
+            yield from map(Request, request_ids, *(column.tolist() for column in columns))
+
+    def timed_rows(self) -> Iterator[tuple[NDArray[np.float64], Rows]]:
+        """The same as columns: arrivals in seconds, and the rows they are of. Raises UserError as iterating does."""
         zero_ns: int | None = None if self._layout.from_first else 0
         for rows in self.rows():
             if zero_ns is None:
                 zero_ns = int(rows.time_ns[0])
-            arrivals_s = (rows.time_ns - zero_ns) / 1e9  # the difference is exact, so only the division rounds
-            columns = (arrivals_s, rows.prompt_tokens, rows.output_tokens)
-            yield from map(Request, request_ids, *(column.tolist() for column in columns))
+            yield (rows.time_ns - zero_ns) / 1e9, rows  # the difference is exact, so only the division rounds
 
     def rows(self) -> Iterator[Rows]:
         """The trace as columns, many rows at a time and never none. Raises UserError as iterating does."""
