@@ -127,7 +127,7 @@ class Scheduler(ABC):
         return max_steps
 
     def _left_free(self) -> int:
-        """Blocks that further steps of a plan leave free: the cached ones, where a step that evicts must be the first."""
+        """Blocks that further steps of a plan leave free: the cached ones, if a step that evicts must be the first."""
         if self._offloading is None:
             return self._spare_blocks
         return max(self._spare_blocks, self.memory.num_cached_blocks)
