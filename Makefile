@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 
 GPU_STAMP := .venv/.installed-gpu
 
-.PHONY: setup demo test lint bench reference gpu-check clean
+.PHONY: setup compiled demo test lint bench reference gpu-check clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml
 $(GPU_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,gpu]'
 	touch $@
+
+# The simulator's core as machine code: the same results, faster. Needs a C compiler and Python's headers.
+compiled: setup
+	$(BIN)/kvtwin compile
 
 # The main job on a built-in workload: what does each allocation policy waste, and what does that cost?
 demo: setup

@@ -27,6 +27,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from sim.compiled import as_written
 from sim.files import cannot_write
 from workloads.errors import UserError
 
@@ -106,8 +107,11 @@ def build(node: DictConfig | None, name: str, aside: Container[str] = (), **supp
     if node is None or "_target_" not in node:
         raise UserError(f"{name} has no _target_; choose one of the bundled options or name a class.")
     target = _imported(str(node["_target_"]), f"{name}._target_")
-    parameters = inspect.signature(target).parameters
-    annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    written = as_written(target) if inspect.isclass(target) else target
+    parameters = inspect.signature(written).parameters
+    annotations = typing.get_type_hints(
+        written.__init__ if inspect.isclass(written) else written, vars(sys.modules[target.__module__])
+    )
     arguments: dict[str, Any] = {}
     for key in map(str, node):
         if key == "_target_" or key in aside:

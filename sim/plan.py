@@ -8,6 +8,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from sim.sequence import Sequence
 
 
@@ -193,6 +195,7 @@ class StepTimer(Protocol):
         """Seconds of each of the plan's steps; above 0 for a step with any work."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WorkTimer(ABC):
     """A timer for which the sums of a step are all that counts."""
 

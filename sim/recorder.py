@@ -273,7 +273,7 @@ class Recorder:
         """What changed in the pool between the steps of a plan, weighted by the time that was left of it then."""
         end, size = times[-1], self._block_size
         left = [end - time for time in times[1:-1]]  # of the plan, at the beginning of each further step
-        taken = size * sum(map(mul, plan.needs, left))
+        taken = size * sum(map(mul, plan.needs, left), 0.0)
         cached, evicted = 0.0, plan.evicted
         if evicted == sum(plan.needs):
             cached = taken
@@ -283,9 +283,9 @@ class Recorder:
                 evicted -= min(need, evicted)
         return Moved(
             # In each of them every sequence fills one slot that it had in reserve.
-            reserved_to_used=plan.steady * sum(left),
+            reserved_to_used=plan.steady * sum(left, 0.0),
             idle_to_reserved=taken,
-            reserved_to_internal=sum(slots * left[step] for step, slots in plan.unfilled) if plan.unfilled else 0.0,
+            reserved_to_internal=sum((slots * left[step] for step, slots in plan.unfilled), 0.0),
             cached_to_idle=cached,
         )
 

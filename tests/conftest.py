@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+os.environ["KVTWIN_COMPILED"] = "0"  # tests replace methods, and look at the code as it is written
 
 from sim.cli import main
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from itertools import chain, takewhile
 
+from mypy_extensions import mypyc_attr
+
 from sim.memory.holders import Holders
 from sim.memory.host import HostPool
 from sim.memory.interface import Occupancy
@@ -25,6 +27,7 @@ from workloads.errors import UserError
 _run_through = deque[None](maxlen=0).extend  # an iterator, for its effects
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PagedMemory:
     """A pool of blocks and the list of free ones.
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Hashable, Iterator
-from itertools import chain, count, islice
+from itertools import count, islice
+
+from mypy_extensions import mypyc_attr
 
 from sim.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from sim.memory.holders import Holders
@@ -20,6 +22,7 @@ from workloads.request import HashIds, Request, TokenIds
 from workloads.sampling import BeamSearch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCache:
     """The blocks that carry a prefix key.
 
@@ -162,7 +165,9 @@ class PrefixCache:
 def prefix_keys(sequence: Sequence, block_size: int) -> Iterator[Hashable]:
     """The keys of its blocks (rule 3): equal for two blocks exactly if all tokens up to the blocks' ends are equal."""
     keys = comparable_keys(sequence, block_size)
-    return chain(keys, (_own_key(sequence, position) for position in count(len(keys))))
+    yield from keys
+    for position in count(len(keys)):
+        yield _own_key(sequence, position)
 
 
 def _own_key(sequence: Sequence, position: int) -> Hashable:

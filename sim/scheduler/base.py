@@ -20,6 +20,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from sim.memory.interface import KVMemory
 from sim.memory.offload import OffloadingMemory
@@ -35,6 +38,7 @@ from workloads.errors import UserError
 from workloads.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """The queues, and the way of a request through them. A policy is a subclass that fills the plans.
 
@@ -58,8 +62,7 @@ class Scheduler(ABC):
         UserError: a number out of range.
     """
 
-    _spare_blocks = 0  # that must be free after a step in which everyone decodes
-    _serves_several_outputs = True  # of one request, which share its prompt
+    _serves_several_outputs: ClassVar[bool] = True  # of one request, which share its prompt
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Scheduler(ABC):
         self.waiting = self._recovery.queue(policy, self._swapped)
         self.running: dict[Sequence, None] = {}  # in order of admission
         self._steady = SteadyDecodes(memory)
+        self._spare_blocks = 0  # that must be free after a step in which everyone decodes
         self._others: dict[Sequence, None] = {}  # the running ones that are not steady, in order of admission
         self._admissions = 0  # sequences, those included that an admitted group has yet to fork into
         self._seats_kept = 0  # of the running queue, for the latter

@@ -9,6 +9,8 @@ growth never fails and nobody is preempted.
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from sim.memory.interface import KVMemory
 from sim.plan import StepPlan
 from sim.scheduler.base import Scheduler
@@ -20,6 +22,7 @@ from sim.sequence import Sequence
 from workloads.errors import UserError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ContinuousBatching(Scheduler):
     """Running sequences first, then the waiting head while there is room.
 

@@ -39,8 +39,6 @@ class PrefillFirst(Scheduler):
         UserError: a number out of range, a budget below one of the limits, or another memory.
     """
 
-    _spare_blocks = 1
-
     def __init__(
         self,
         memory: PagedMemory,
@@ -63,6 +61,7 @@ class PrefillFirst(Scheduler):
         super().__init__(
             memory, max_model_len, Fcfs(), max_num_seqs, max_num_batched_tokens, recovery=recovery, leap=leap
         )
+        self._spare_blocks = 1
         self._paged = memory
         self._arrivals = 0  # sequences that have arrived, those of all outputs
 
