@@ -146,7 +146,7 @@ class ConvertedWorkload:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
             yield from _opened(source_file(self._path)).iter_batches(_ROWS, columns=[name for name, *_ in COLUMNS])
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{self._path} is damaged ({shown(error)}). Convert the workload again.") from None
 
     def _usable(self, batch: pa.RecordBatch, first_row: int) -> np.ndarray:
@@ -209,7 +209,7 @@ class ConvertedWorkload:
 def _opened(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is no whole Parquet file ({shown(error)}). Convert the workload again.") from None
 
 

@@ -77,7 +77,7 @@ def _count_jsonl(path: str, file: Path, column: str) -> Occurrences:
 def _count_parquet(path: str, file: Path, column: str) -> Occurrences:
     try:
         table = pyarrow.parquet.ParquetFile(file)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no Parquet file. Check that it was fetched or written in full.") from error
     schema = table.schema_arrow
     if column not in schema.names:

@@ -92,7 +92,7 @@ def _parquet_columns(file: Path) -> list[str]:
     try:
         with seekable(file) as stream:
             names: list[str] = pyarrow.parquet.read_schema(stream).names
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # also of names
         raise UserError(f"{file} is no whole Parquet file ({shown(error)}); fetch or write it again.") from None
     return names
 
